@@ -1,0 +1,1 @@
+"""Lowered graphs and engines, one folder per backend."""

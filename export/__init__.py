@@ -1,0 +1,1 @@
+"""Released checkpoint -> PyTorch model -> per-layer ONNX graphs."""

@@ -1,0 +1,1 @@
+"""The custom ops of Grok-1, one folder each."""

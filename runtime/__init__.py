@@ -1,0 +1,1 @@
+"""Drives what `engines` built: prompt in, text out."""
