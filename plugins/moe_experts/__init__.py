@@ -1,0 +1,1 @@
+"""The chosen experts of every token, weighted by their gates."""

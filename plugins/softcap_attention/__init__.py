@@ -1,0 +1,1 @@
+"""Grouped-query attention with soft-capped logits over a cache that is written in place."""
