@@ -1,0 +1,93 @@
+"""Stamp a template into one graph per layer: initialisers point at the bytes of the weights."""
+
+from pathlib import Path
+
+import onnx_ir as ir
+
+from export_grok.config import Dtype, GrokConfig
+from export_grok.errors import BuildError
+from export_grok.export.contract import GraphKind, check_contract, ports, weight_prefix
+from export_grok.files import atomic_file
+from export_grok.weights import Weight, WeightIndex
+
+__all__ = ["stamped", "write_graph"]
+
+_IR_DTYPES = {
+    "int8": ir.DataType.INT8,
+    "bfloat16": ir.DataType.BFLOAT16,
+    "float16": ir.DataType.FLOAT16,
+    "float32": ir.DataType.FLOAT,
+}
+
+
+def stamped(
+    template: ir.Model,
+    kind: GraphKind,
+    config: GrokConfig,
+    dtype: Dtype,
+    index: WeightIndex,
+    *,
+    layer: int | None = None,
+) -> ir.Model:
+    """Return a copy of the template whose weights are those of the index, by place, not by value.
+
+    Args:
+        template: as `trace.template_from_config` makes it.
+        kind: of the template.
+        config: of the model.
+        dtype: of the graph.
+        index: where the weights lie; the graph names files relative to its root.
+        layer: number of the layer, for kind "layer".
+
+    Raises:
+        BuildError: a weight of the graph is not in the index, or differs in shape or dtype.
+    """
+    model = template.clone()
+    graph = model.graph
+    prefix = weight_prefix(kind, layer)
+    contract = {row.name for row in ports(kind, config, dtype)}
+    faults = []
+    for value in [value for value in graph.inputs if value.name not in contract]:
+        name = f"{prefix}{value.name}"
+        weight = index.weights.get(name)
+        shape = None if value.shape is None else tuple(value.shape.numpy())
+        if weight is None:
+            faults.append(f"{name} is not in the weight index")
+            continue
+        if (shape, value.dtype) != (weight.shape, _IR_DTYPES[weight.dtype]):
+            faults.append(
+                f"{name} is {weight.dtype}{list(weight.shape)}, "
+                f"the graph takes {value.dtype}{list(shape or ())}"
+            )
+            continue
+        graph.inputs.remove(value)
+        value.const_value = _external(weight, str(value.name), index.root)
+        graph.register_initializer(value)
+    if faults:
+        raise BuildError(f"graph {kind!r} cannot be stamped: " + "; ".join(faults))
+    graph.name = f"grok1_{kind}" if layer is None else f"grok1_{kind}_{layer}"
+    check_contract(model, kind, config, dtype, weights=False)
+    return model
+
+
+def write_graph(model: ir.Model, path: Path) -> None:
+    """Write the graph, without the weights it points at, whole or not at all.
+
+    Raises:
+        OutputError: `path` cannot be written.
+    """
+    proto = ir.serde.serialize_model(model)
+    with atomic_file(path) as file:
+        file.write(proto.SerializeToString(deterministic=True))
+
+
+def _external(weight: Weight, name: str, root: Path) -> ir.ExternalTensor:
+    return ir.ExternalTensor(
+        weight.file,
+        weight.offset,
+        weight.nbytes,
+        _IR_DTYPES[weight.dtype],
+        shape=ir.Shape(weight.shape),
+        name=name,
+        base_dir=root,
+    )
