@@ -19,7 +19,7 @@ from export_grok.export.released_pickle import arrays_in
 from export_grok.export.store import read_store_header, store_files
 from export_grok.weights import Weight, WeightIndex
 
-__all__ = ["RELEASED_FOLDER", "open_weights", "released_files"]
+__all__ = ["RELEASED_FOLDER", "holds_weights", "open_weights", "released_files"]
 
 RELEASED_FOLDER = "ckpt-0"
 
@@ -131,6 +131,15 @@ _STORE = _Kind(
     files=store_files,
     read=read_store_header,
 )
+
+
+def holds_weights(path: Path) -> bool:
+    """Return whether `path` is the folder of a checkpoint or a store, whole or not."""
+    try:
+        _recognised(path)
+    except CheckpointError:
+        return False
+    return True
 
 
 def _recognised(path: Path) -> _Kind:

@@ -1,0 +1,205 @@
+"""What a checkpoint, a folder of graphs or a bundle is: counts, bytes, what running it needs."""
+
+import contextlib
+import dataclasses
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from export_grok.artifacts import MANIFEST, open_bundle
+from export_grok.config import TENSOR_PARALLEL_SIZES, Dtype, GrokConfig
+from export_grok.errors import ConfigError
+from export_grok.export.checkpoint import open_weights
+from export_grok.export.parameters import Parameter, model_parameters
+from export_grok.weights import NUMPY_DTYPES, WeightIndex
+
+__all__ = ["RankNeeds", "Summary", "summary_of"]
+
+CACHE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankNeeds:
+    """What one of `tensor_parallel` equal ranks holds and reads.
+
+    Attributes:
+        weight_bytes: int8 values, scales and the rest. Norms, router and the scales of a single
+            group of rows are on every rank.
+        cache_bytes_per_token: keys and values of one token in all layers.
+        cache_bytes: of one row at the model's full length.
+        read_bytes_per_token: weights read to decode one token of one row: the chosen experts only.
+    """
+
+    tensor_parallel: int
+    weight_bytes: int
+    cache_bytes_per_token: int
+    cache_bytes: int
+    read_bytes_per_token: int
+
+    def tokens_per_second(self, bandwidth: float) -> float:
+        """Return the bound of decode speed for memory of `bandwidth` bytes per second a rank."""
+        return bandwidth / self.read_bytes_per_token
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What lies in a folder.
+
+    Attributes:
+        kind: "checkpoint", "graphs" or "engine".
+        path: of the folder.
+        config: of the model.
+        dtype: of activations and cache; None for a checkpoint.
+        backend: of the engine.
+        lowering: op type -> nodes that run natively, and by function body.
+        files: weight files.
+        file_bytes: their length together.
+        parameters: numbers the model is made of; scales are counted apart.
+        scales: number of scales.
+        bytes_by_dtype: of the stored tensors.
+        ranks: needs for every tensor-parallel size that divides the model.
+    """
+
+    kind: str
+    path: str
+    config: GrokConfig
+    dtype: Dtype | None
+    backend: str | None
+    lowering: dict[str, dict[str, int]]
+    files: int
+    file_bytes: int
+    parameters: int
+    scales: int
+    bytes_by_dtype: dict[str, int]
+    ranks: tuple[RankNeeds, ...]
+
+    def to_dict(self, *, bandwidth: float) -> dict[str, object]:
+        """Return the summary as JSON values, with speed bounds for a bandwidth in bytes/s."""
+        value = dataclasses.asdict(self)
+        for rank, needs in zip(value["ranks"], self.ranks, strict=True):
+            rank["tokens_per_second_bound"] = needs.tokens_per_second(bandwidth)
+        return value | {"bandwidth": bandwidth}
+
+
+def summary_of(
+    path: Path, *, config: GrokConfig | None = None, tensor_parallel: int | None = None
+) -> Summary:
+    """Return what the folder `path` holds. Weights are checked, not read.
+
+    Args:
+        path: of a checkpoint, of graphs, or of a bundle.
+        config: of a checkpoint that has no `config.json` and is not Grok-1.
+        tensor_parallel: the only size to tell the needs for; all that divide the model by default.
+
+    Raises:
+        BundleError: it is a damaged bundle.
+        CheckpointError: it is no bundle, and no whole checkpoint.
+        ConfigError: the model cannot be cut into `tensor_parallel` equal parts.
+    """
+    if (path / MANIFEST).exists():
+        bundle = open_bundle(path)
+        manifest = bundle.manifest
+        return _summary(
+            path,
+            manifest.config,
+            bundle.index(),
+            kind=manifest.kind,
+            dtype=manifest.dtype,
+            backend=manifest.backend,
+            lowering=manifest.lowering,
+            tensor_parallel=tensor_parallel,
+        )
+    found, index = open_weights(path, config)
+    return _summary(
+        path,
+        found,
+        index,
+        kind="checkpoint",
+        dtype=None,
+        backend=None,
+        lowering={},
+        tensor_parallel=tensor_parallel,
+    )
+
+
+def _summary(
+    path: Path,
+    config: GrokConfig,
+    index: WeightIndex,
+    *,
+    kind: str,
+    dtype: Dtype | None,
+    backend: str | None,
+    lowering: dict[str, dict[str, int]],
+    tensor_parallel: int | None,
+) -> Summary:
+    by_dtype: Counter[str] = Counter()
+    for weight in index:
+        by_dtype[weight.dtype] += weight.nbytes
+    scales = sum(weight.size for weight in index if weight.name.endswith(".scales"))
+    return Summary(
+        kind=kind,
+        path=str(path),
+        config=config,
+        dtype=dtype,
+        backend=backend,
+        lowering=lowering,
+        files=len(index.files),
+        file_bytes=sum(index.files.values()),
+        parameters=sum(weight.size for weight in index) - scales,
+        scales=scales,
+        bytes_by_dtype=dict(by_dtype),
+        ranks=_ranks(config, _sizes(config, tensor_parallel), CACHE_BYTES[dtype or "bfloat16"]),
+    )
+
+
+def _sizes(config: GrokConfig, asked: int | None) -> list[int]:
+    if asked is not None:
+        return [config.for_rank(asked).tensor_parallel]
+    sizes = []
+    for size in TENSOR_PARALLEL_SIZES:
+        with contextlib.suppress(ConfigError):
+            sizes.append(config.for_rank(size).tensor_parallel)
+    return sizes
+
+
+def _ranks(config: GrokConfig, sizes: list[int], cache_element: int) -> tuple[RankNeeds, ...]:
+    ranks = []
+    for size in sizes:
+        rank = config.for_rank(size)
+        held = read = 0.0
+        for parameter in model_parameters(config).values():
+            share = _bytes(parameter) / (1 if _replicated(parameter, config) else size)
+            held += share
+            read += share * _read_share(parameter, config)
+        # The embedding is read as the head; of the table itself one row.
+        cache = 2 * config.num_layers * rank.num_kv_heads * config.key_size * cache_element
+        ranks.append(
+            RankNeeds(
+                tensor_parallel=size,
+                weight_bytes=round(held),
+                cache_bytes_per_token=cache,
+                cache_bytes=cache * config.sequence_len,
+                read_bytes_per_token=round(read),
+            )
+        )
+    return tuple(ranks)
+
+
+def _bytes(parameter: Parameter) -> int:
+    size = NUMPY_DTYPES[parameter.dtype].itemsize
+    for length in parameter.shape:
+        size *= length
+    return size
+
+
+def _replicated(parameter: Parameter, config: GrokConfig) -> bool:
+    if parameter.name.endswith(("attention.out.scales", "experts.down.scales")):
+        return config.row_parallel_scale_groups == 1  # all rows have it, those of every rank
+    return parameter.name.endswith(".scale") or ".router." in parameter.name
+
+
+def _read_share(parameter: Parameter, config: GrokConfig) -> float:
+    if ".experts." in parameter.name:
+        return config.num_selected_experts / config.num_experts
+    return 1.0
