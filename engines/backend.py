@@ -1,0 +1,132 @@
+"""What every backend offers, and how one is found by name: each is a folder beside this file."""
+
+import importlib
+import pkgutil
+from types import ModuleType
+from typing import Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export_grok import engines
+from export_grok.artifacts import Bundle
+from export_grok.config import Dtype, GrokConfig
+from export_grok.errors import ConfigError
+
+__all__ = ["Builder", "Session", "backend_names", "builder", "check_dtype", "open_session"]
+
+
+class Session(Protocol):
+    """A loaded engine with a cache for a fixed number of rows.
+
+    Attributes:
+        config: of the model.
+        batch: rows, B.
+        max_length: slots of the cache for each row, T.
+    """
+
+    config: GrokConfig
+    batch: int
+    max_length: int
+
+    def forward(
+        self,
+        tokens: NDArray[np.int64],
+        start: NDArray[np.int64],
+        last: NDArray[np.int64] | None,
+    ) -> NDArray[np.float32] | None:
+        """Write the tokens into the cache; return the logits of one token of each row, [B, V].
+
+        Args:
+            tokens: new tokens [B, S]. A shorter row is padded on the right with any token.
+            start: tokens of each row that the cache holds already [B].
+            last: which of the S tokens to give logits for [B]; None for none: saves the head.
+
+        Raises:
+            RequestError: the tokens do not fit the cache, or are not of the vocabulary.
+        """
+
+    def forward_all(
+        self, tokens: NDArray[np.int64], start: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """Write the tokens into the cache; return the logits of every token, [B, S, V].
+
+        Raises:
+            RequestError: the tokens do not fit the cache, or are not of the vocabulary.
+        """
+
+
+class Builder(Protocol):
+    """Builds the engine of a folder of graphs, in that folder."""
+
+    def __call__(self, graphs: Bundle, *, allow_functions: bool) -> Bundle:
+        """Return the bundle.
+
+        Raises:
+            BuildError: the backend cannot run these graphs.
+            OutputError: the folder cannot be written.
+        """
+
+
+class _Opener(Protocol):
+    def __call__(
+        self, bundle: Bundle, *, batch: int, max_length: int, threads: int | None
+    ) -> Session: ...
+
+
+def backend_names() -> tuple[str, ...]:
+    """Return the names of all backends, sorted."""
+    return tuple(
+        sorted(info.name for info in pkgutil.iter_modules(engines.__path__) if info.ispkg)
+    )
+
+
+def builder(name: str) -> Builder:
+    """Return what builds engines for the backend `name`.
+
+    Raises:
+        ConfigError: there is no such backend.
+    """
+    return cast(Builder, _part(name, "build").build_engine)
+
+
+def check_dtype(name: str, dtype: Dtype) -> None:
+    """Hold a dtype of graphs to the `DTYPES` of the backend `name`.
+
+    Raises:
+        ConfigError: there is no such backend, or it does not compute in `dtype`.
+    """
+    dtypes: tuple[Dtype, ...] = _part(name, "build").DTYPES
+    if dtype not in dtypes:
+        raise ConfigError(
+            f"the {name} engine does not compute in {dtype}; use --dtype {' or '.join(dtypes)}"
+        )
+
+
+def open_session(
+    bundle: Bundle, *, batch: int, max_length: int, threads: int | None = None
+) -> Session:
+    """Return the loaded engine of a bundle.
+
+    Args:
+        bundle: with an engine.
+        batch: rows of the cache.
+        max_length: longest row, prompt and answer together, in tokens.
+        threads: to compute with; as many as there are cores by default.
+
+    Raises:
+        ConfigError: there is no such backend, or a number is out of range.
+        BundleError: the engine does not load.
+    """
+    if batch < 1 or max_length < 1:
+        raise ConfigError(f"batch is {batch}, max_length {max_length}; both must be 1 or more")
+    if threads is not None and threads < 1:
+        raise ConfigError(f"threads is {threads}; it must be 1 or more")
+    opener = cast(_Opener, _part(str(bundle.manifest.backend), "session").open_engine)
+    return opener(bundle, batch=batch, max_length=max_length, threads=threads)
+
+
+def _part(name: str, file: str) -> ModuleType:
+    if name not in backend_names():
+        raise ConfigError(f"there is no backend {name!r}; use {', '.join(backend_names())}")
+    return importlib.import_module(f"{engines.__name__}.{name}.{file}")

@@ -1,0 +1,79 @@
+"""Build the ONNX Runtime engine of a folder of graphs: each graph lowered, beside the graph."""
+
+import dataclasses
+import logging
+
+import onnx_ir as ir
+
+from export_grok.artifacts import Bundle, graph_file, record_of, write_manifest
+from export_grok.config import Dtype
+from export_grok.engines.lowering import LoweringReport
+from export_grok.engines.ort.lower import lower_graph
+from export_grok.export.graphs import write_graph
+from export_grok.export.plan import versions
+from export_grok.files import output_errors
+from export_grok.optional import require
+from export_grok.progress import progress_bar
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["BACKEND", "DTYPES", "build_engine"]
+
+BACKEND = "ort"
+DTYPES: tuple[Dtype, ...] = ("float32",)
+
+
+def build_engine(graphs: Bundle, *, allow_functions: bool = False) -> Bundle:
+    """Lower every graph, write it as `*.ort.onnx`, and make the folder a bundle.
+
+    A bundle of the same backend and versions is returned as it is.
+
+    Args:
+        graphs: a folder of graphs. It gets the engine, and keeps its graphs.
+        allow_functions: let ops that could not be lowered run by their function bodies.
+
+    Raises:
+        BuildError: the dtype has no kernels, or an op was not lowered and must be.
+        MissingDependencyError: ONNX Runtime is not installed.
+        OutputError: the folder cannot be written.
+    """
+    require("onnxruntime", extra="onnxruntime")
+    manifest = graphs.manifest
+    made_by = manifest.versions | versions("onnxruntime", "onnxruntime-gpu")
+    functions = any(count["function"] for count in manifest.lowering.values())
+    current = manifest.backend == BACKEND and manifest.versions == made_by
+    if current and (allow_functions or not functions):
+        return graphs
+    single = [(kind, None) for kind in ("embedding", "head", "head_all")]
+    layers = [("layer", layer) for layer in range(manifest.config.num_layers)]
+    files = dict(manifest.files)
+    total = LoweringReport()
+    with progress_bar("lowering", len(single) + len(layers), unit="graphs") as advance:
+        for kind, layer in [*layers, *single]:
+            model = ir.load(graphs.folder / graph_file(kind, layer))
+            total.add(lower_graph(model, dtype=manifest.dtype))
+            if not allow_functions:
+                total.check()  # before anything is written: all layers are alike, and first
+            name = graph_file(kind, layer, variant=BACKEND)
+            write_graph(model, graphs.folder / name)
+            with output_errors(graphs.folder / name):
+                files[name] = record_of(graphs.folder / name)
+            advance(1)
+    bundle = dataclasses.replace(
+        graphs,
+        manifest=dataclasses.replace(
+            manifest,
+            kind="engine",
+            backend=BACKEND,
+            versions=made_by,
+            files=files,
+            lowering={
+                op: {"native": total.lowered[op], "function": total.kept[op]}
+                for op in sorted({*total.lowered, *total.kept})
+            },
+        ),
+    )
+    write_manifest(bundle.folder, bundle.manifest)
+    for reason in dict.fromkeys(total.reasons):
+        logger.warning("runs by its function body, slowly: %s", reason)
+    return bundle

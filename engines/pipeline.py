@@ -1,0 +1,63 @@
+"""All stages up to an engine: those that are missing run, the others are taken as they are."""
+
+from pathlib import Path
+
+from export_grok.artifacts import MANIFEST, Bundle, open_bundle
+from export_grok.config import EXPORT, ExportOptions
+from export_grok.engines.backend import builder, check_dtype
+from export_grok.errors import ConfigError
+from export_grok.export.checkpoint import holds_weights
+from export_grok.optional import require
+
+__all__ = ["engine_from_source", "takes_graphs"]
+
+
+def takes_graphs(source: Path, out: Path | None) -> bool:
+    """Return whether `source` is taken as a folder of graphs, not as a checkpoint.
+
+    A checkpoint whose graphs were written into its own folder is both: with `out` it is taken as
+    the checkpoint, without as the graphs.
+    """
+    return (source / MANIFEST).exists() and (out is None or not holds_weights(source))
+
+
+def engine_from_source(
+    source: Path,
+    out: Path | None,
+    *,
+    backend: str,
+    allow_functions: bool = False,
+    options: ExportOptions = EXPORT,
+) -> Bundle:
+    """Return a bundle with the engine of a checkpoint, or of a folder of graphs.
+
+    Args:
+        source: folder of a checkpoint, a store, or graphs.
+        out: folder of the bundle. Graphs get their engine in their own folder.
+        backend: which engine.
+        allow_functions: let ops without a native kernel run by their function bodies.
+        options: how the graphs of a checkpoint are made.
+
+    Raises:
+        BuildError: the backend cannot run the graphs.
+        BundleError: `out` holds something else.
+        CheckpointError: the checkpoint is damaged.
+        ConfigError: there is no such backend, it does not compute in the dtype, or `out` and
+            `source` do not go together.
+        OutputError: `out` cannot be written.
+    """
+    build = builder(backend)
+    if takes_graphs(source, out):
+        if out is not None and out.resolve() != source.resolve():
+            raise ConfigError(
+                f"{source} holds graphs: their engine is built beside them; leave --out away, "
+                "or give the checkpoint"
+            )
+        return build(open_bundle(source), allow_functions=allow_functions)
+    if out is None:
+        raise ConfigError(f"say where the bundle of {source} goes: --out DIR")
+    check_dtype(backend, options.dtype)  # before minutes of work, and before anything is written
+    require("torch", extra="export")
+    from export_grok.export.graph_folder import export_graphs
+
+    return build(export_graphs(source, out, options), allow_functions=allow_functions)

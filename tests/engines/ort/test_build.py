@@ -1,0 +1,102 @@
+"""The builder lowers all graphs of a folder or none, and says what the engine cannot run."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from export_grok.artifacts import MANIFEST, Bundle, open_bundle, record_of, write_manifest
+from export_grok.config import Dtype, ExportOptions
+from export_grok.engines.ort.build import build_engine
+from export_grok.errors import BuildError
+from export_grok.export.graph_folder import export_graphs
+from export_grok.export.plan import versions
+from tests.bundles import BundleOf, hashes
+from tests.conftest import DATA
+
+pytestmark = pytest.mark.usefixtures("traced_once")
+
+
+def own_copy(bundle: Bundle, folder: Path) -> Bundle:
+    """Return a copy of a bundle, to be changed at will."""
+    shutil.copytree(bundle.folder, folder)
+    return open_bundle(folder, weights_root=bundle.weights_root)
+
+
+def without_engine(bundle: Bundle) -> Bundle:
+    """Take the engine out of a bundle and return the graphs that are left."""
+    for path in bundle.folder.glob("*.ort.onnx"):
+        path.unlink()
+    files = {name: r for name, r in bundle.manifest.files.items() if ".ort." not in name}
+    manifest = dataclasses.replace(
+        bundle.manifest, kind="graphs", backend=None, files=files, lowering={}
+    )
+    write_manifest(bundle.folder, manifest)
+    return dataclasses.replace(bundle, manifest=manifest)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16"])
+def test_other_dtypes_are_refused_before_anything_is_written(tmp_path: Path, dtype: Dtype) -> None:
+    graphs = export_graphs(DATA / "tiny", tmp_path / "out", ExportOptions(dtype=dtype))
+    before = hashes(graphs.folder)
+    for allow_functions in (False, True):
+        with pytest.raises(BuildError, match=f"{dtype}.*--dtype float32") as error:
+            build_engine(graphs, allow_functions=allow_functions)
+        assert "\n" not in str(error.value)
+    assert hashes(graphs.folder) == before
+
+
+def test_an_op_without_a_kernel_is_refused_before_anything_is_left_behind(
+    bundle_of: BundleOf, tmp_path: Path
+) -> None:
+    graphs = without_engine(own_copy(bundle_of("deep13"), tmp_path / "out"))
+    before = hashes(graphs.folder)
+    with pytest.raises(BuildError, match=r"head_size is 4") as error:
+        build_engine(graphs)
+    assert "--allow-functions" in str(error.value)
+    with pytest.raises(BuildError):  # a second try is no better
+        build_engine(open_bundle(graphs.folder, weights_root=graphs.weights_root))
+    assert hashes(graphs.folder) == before
+    bundle = build_engine(graphs, allow_functions=True)
+    assert hashes(bundle.folder) == hashes(bundle_of("deep13").folder)
+
+
+def test_an_engine_with_functions_is_refused_where_they_are_not_allowed(
+    bundle_of: BundleOf, tmp_path: Path
+) -> None:
+    bundle = own_copy(bundle_of("deep13"), tmp_path / "out")
+    before = hashes(bundle.folder)
+    with pytest.raises(BuildError, match=r"--allow-functions"):
+        build_engine(bundle)
+    assert hashes(bundle.folder) == before
+    assert build_engine(bundle, allow_functions=True) is bundle
+
+
+def test_every_lowered_graph_stands_in_the_manifest(bundle_of: BundleOf) -> None:
+    bundle = bundle_of("tiny8")
+    lowered = {path.name for path in bundle.folder.glob("*.ort.onnx")}
+    assert lowered == {name for name in bundle.manifest.files if ".ort." in name}
+    assert len(lowered) == 3 + bundle.config.num_layers
+    for name in lowered:
+        assert bundle.manifest.files[name] == record_of(bundle.folder / name)
+
+
+def test_the_manifest_says_which_runtime_made_the_engine(bundle_of: BundleOf) -> None:
+    manifest = bundle_of("tiny").manifest
+    assert manifest.backend == "ort"
+    assert versions("onnxruntime").items() <= manifest.versions.items()
+    assert {"export-grok", "torch", "onnx", "onnxscript"} <= manifest.versions.keys()
+
+
+def test_an_engine_of_another_runtime_is_built_again(bundle_of: BundleOf, tmp_path: Path) -> None:
+    bundle = own_copy(bundle_of("tiny"), tmp_path / "out")
+    assert build_engine(bundle) is bundle
+    path = bundle.folder / MANIFEST
+    manifest = json.loads(path.read_text())
+    manifest["versions"]["onnxruntime"] = "0.1"
+    path.write_text(json.dumps(manifest))
+    again = build_engine(open_bundle(bundle.folder, weights_root=bundle.weights_root))
+    assert again.manifest == bundle.manifest
+    assert json.loads(path.read_text())["versions"] == bundle.manifest.versions
