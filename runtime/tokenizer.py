@@ -1,0 +1,169 @@
+"""Text to token ids and back, whole or as a stream.
+
+The model is the published sentencepiece file: byte pairs with byte fallback, no normalisation, a
+space put before the text. A character without a piece of its own becomes its UTF-8 bytes, one
+token each, so a token need not be a character.
+"""
+
+import codecs
+from collections.abc import Sequence
+from pathlib import Path
+
+from sentencepiece import SentencePieceProcessor
+
+from export_grok.errors import BundleError, RequestError
+
+__all__ = ["StreamDecoder", "Tokenizer"]
+
+_REMEDY = "point at the tokenizer.model that was published with the weights"
+_SHOWN = 5  # bad ids named in one message; a wrong vocabulary makes nearly every id bad
+
+
+class Tokenizer:
+    """The vocabulary in one sentencepiece file.
+
+    Attributes:
+        vocab_size: ids are 0 to vocab_size - 1.
+        pad_id: fills a batch, -1 where the file defines none.
+        bos_id: begins a text, -1 where the file defines none. `encode` does not add it.
+        eos_id: ends an answer, -1 where the file defines none. `encode` does not add it.
+        unk_id: stands for what has no piece. With byte fallback `encode` never yields it.
+
+    Raises:
+        BundleError: the file cannot be read or is no sentencepiece model.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            model = path.read_bytes()
+        except OSError as error:
+            raise BundleError(f"{path} cannot be read ({error.strerror}); {_REMEDY}") from error
+        self._pieces = SentencePieceProcessor()
+        try:
+            self._pieces.load_from_serialized_proto(model)
+        except RuntimeError as error:  # its text names a line of C++, which helps nobody
+            raise BundleError(
+                f"{path} ({len(model)} bytes) is no sentencepiece model, or a damaged one; "
+                f"{_REMEDY}"
+            ) from error
+        self.vocab_size: int = self._pieces.vocab_size()
+        self.pad_id: int = self._pieces.pad_id()
+        self.bos_id: int = self._pieces.bos_id()
+        self.eos_id: int = self._pieces.eos_id()
+        self.unk_id: int = self._pieces.unk_id()
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of `text`, without a mark of its beginning or end.
+
+        Raises:
+            RequestError: `text` holds half of a surrogate pair, which is no character.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the text has U+{ord(text[error.start]):04X} at character {error.start}, half of "
+                "a surrogate pair; it must be Unicode text: read it as UTF-8"
+            ) from error
+        ids: list[int] = self._pieces.encode(text, out_type=int)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids`; control ids (padding, begin, end) give no text.
+
+        Bytes that are no UTF-8 give one U+FFFD each.
+
+        Raises:
+            RequestError: an id is outside the vocabulary.
+        """
+        bad = [token for token in ids if not 0 <= token < self.vocab_size]
+        if bad:
+            more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+            raise RequestError(
+                f"token id {', '.join(map(str, bad[:_SHOWN]))}{more} is outside the vocabulary of "
+                f"{self.vocab_size}; ids are 0 to {self.vocab_size - 1}: use the tokenizer of "
+                "the model that made them"
+            )
+        text: str = self._pieces.decode([int(token) for token in ids], out_type=str)
+        return text
+
+    def is_control(self, token: int) -> bool:
+        """Return whether `token`, an id of the vocabulary, is a mark that has no text."""
+        return self._pieces.is_control(int(token))
+
+    def byte(self, token: int) -> int | None:
+        """Return the byte that `token`, an id of the vocabulary, is; None if it is text."""
+        if not self._pieces.is_byte(int(token)):
+            return None
+        return int(self._pieces.id_to_piece(int(token)).strip("<>"), 16)  # "<0xE2>"
+
+
+class StreamDecoder:
+    """The text of a token sequence, given out as it becomes known.
+
+    All the pieces joined, with the one from `finish`, are `decode` of all the ids. No piece ends
+    inside a UTF-8 character: bytes wait until they are one, or can no longer become one. A
+    character of several code points (a family emoji) may still come in several pieces.
+
+    A push decodes a handful of tokens, however many came before.
+
+    Args:
+        tokenizer: whose ids will come.
+        prompt_ids: what comes before the stream and is not given out. Bytes at its end that are
+            not yet a character are given out, as part of that character.
+
+    Raises:
+        RequestError: an id of the prompt is outside the vocabulary.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        # What a decode depends on besides the tokens themselves is only whether it stands at the
+        # beginning, where one space is dropped. These few tokens put it in the same state.
+        self._context: list[int] = []
+        self._waiting: list[int] = []  # bytes that may yet become one character
+        for token in prompt_ids:
+            self.push(token)
+
+    def push(self, token: int) -> str:
+        """Return the text that `token` completes, often none.
+
+        Raises:
+            RequestError: `token` is outside the vocabulary; the stream is as before.
+        """
+        if not 0 <= token < self._tokenizer.vocab_size:
+            self._tokenizer.decode([token])  # raises
+        self._waiting.append(token)
+        return self._take(self._settled())
+
+    def finish(self) -> str:
+        """Return the text of what still waits: U+FFFD for each byte of a broken character.
+
+        To be called once, after the last push.
+        """
+        return self._take(len(self._waiting))
+
+    def _settled(self) -> int:
+        """How many waiting tokens have a text that no later token can change."""
+        values = [self._tokenizer.byte(token) for token in self._waiting]
+        data = bytes(value for value in values if value is not None)
+        if len(data) < len(values):  # a token that is no byte ends every character before it
+            return len(values)
+        _, consumed = codecs.utf_8_decode(data, "replace", False)
+        if b"\xed\xa0" <= data[consumed:] < b"\xee":  # a surrogate: Python waits for its last byte
+            return len(data)
+        return consumed
+
+    def _take(self, count: int) -> str:
+        if not count:
+            return ""
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        before = self._tokenizer.decode(self._context)
+        text = self._tokenizer.decode([*self._context, *taken])[len(before) :]
+        if text:
+            # Any token with text would do. This one every vocabulary has, and it is no byte that
+            # could join the next ones.
+            self._context = [self._tokenizer.unk_id]
+        elif not self._context and not self._tokenizer.is_control(taken[-1]):
+            self._context = taken  # the lone space that was dropped: the next one is kept
+        return text

@@ -1,0 +1,85 @@
+"""A session without a model: its logits depend on every token before, so a wrong one is seen."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export_grok.config import GrokConfig
+
+__all__ = ["FakeSession", "logits_after"]
+
+EMPTY = -1
+
+LogitsOf = Callable[[Sequence[int], int], NDArray[np.float32]]
+
+
+def logits_after(tokens: Sequence[int], vocabulary: int) -> NDArray[np.float32]:
+    """Return logits that differ with every change of any token, and of their number."""
+    seed = [token + 1 for token in tokens]
+    return np.random.default_rng(seed).standard_normal(vocabulary).astype(np.float32)
+
+
+class FakeSession:
+    """A fake of `engines.backend.Session`: it keeps tokens in place of keys and values.
+
+    Attributes:
+        cache: the token in each slot [B, T]; -1 where none was written.
+        calls: how many tokens each call brought.
+    """
+
+    def __init__(
+        self,
+        config: GrokConfig,
+        *,
+        batch: int,
+        max_length: int,
+        logits_of: LogitsOf = logits_after,
+    ) -> None:
+        self.config = config
+        self.batch = batch
+        self.max_length = max_length
+        self.cache = np.full((batch, max_length), EMPTY, np.int64)
+        self.calls: list[int] = []
+        self._logits_of = logits_of
+
+    def forward(
+        self,
+        tokens: NDArray[np.int64],
+        start: NDArray[np.int64],
+        last: NDArray[np.int64] | None,
+    ) -> NDArray[np.float32] | None:
+        """Keep the tokens; return logits that follow from all tokens up to `last`."""
+        self._write(tokens, start)
+        if last is None:
+            return None
+        assert last.shape == (self.batch,)
+        assert ((last >= 0) & (last < tokens.shape[1])).all()
+        return np.stack([self._row(row, end) for row, end in enumerate(start + last + 1)])
+
+    def forward_all(
+        self, tokens: NDArray[np.int64], start: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """Keep the tokens; return the logits of each."""
+        self._write(tokens, start)
+        ends = np.arange(1, tokens.shape[1] + 1)
+        return np.stack(
+            [[self._row(row, first + end) for end in ends] for row, first in enumerate(start)]
+        )
+
+    def _write(self, tokens: NDArray[np.int64], start: NDArray[np.int64]) -> None:
+        rows, width = tokens.shape
+        assert rows == self.batch
+        assert width > 0
+        assert start.shape == (rows,)
+        assert start.min() >= 0
+        assert start.max() + width <= self.max_length
+        assert tokens.min() >= 0
+        assert tokens.max() < self.config.vocab_size
+        for row, first in enumerate(start):
+            assert EMPTY not in self.cache[row, :first]  # no gap: these were computed before
+            self.cache[row, first : first + width] = tokens[row]
+        self.calls.append(width)
+
+    def _row(self, row: int, end: int) -> NDArray[np.float32]:
+        return self._logits_of(self.cache[row, :end].tolist(), self.config.vocab_size)
