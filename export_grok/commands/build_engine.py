@@ -1,0 +1,67 @@
+"""`export-grok build-engine`: everything up to an engine."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from export_grok.commands.options import FOLDER, graph_options
+from export_grok.config import ExportOptions
+
+__all__ = ["build_engine"]
+
+
+@click.command("build-engine")
+@click.argument("source", type=FOLDER)
+@click.option("--out", type=FOLDER, help="Folder to write; for graphs, their own folder.")
+@click.option("--backend", default="ort", show_default=True, help="Which engine to build.")
+@click.option(
+    "--allow-functions",
+    is_flag=True,
+    help="Let ops without a kernel run by their slow function bodies.",
+)
+@graph_options
+def build_engine(
+    source: Path,
+    out: Path | None,
+    backend: str,
+    allow_functions: bool,
+    weights: str,
+    **options: Any,
+) -> None:
+    """Build an engine from SOURCE: a checkpoint, or a folder of graphs.
+
+    Runs the stages that are missing. A second run of unchanged input returns at once.
+    """
+    from export_grok.engines.pipeline import engine_from_source, takes_graphs
+
+    if takes_graphs(source, out):
+        _refuse_given("dtype", "layers", "weights", "config", source=source)
+    bundle = engine_from_source(
+        source,
+        out,
+        backend=backend,
+        allow_functions=allow_functions,
+        options=ExportOptions(copy_weights=weights == "copy", **options),
+    )
+    ops = ", ".join(
+        f"{op} {counts['native']} native"
+        + (f" and {counts['function']} by function body" if counts["function"] else "")
+        for op, counts in bundle.manifest.lowering.items()
+    )
+    click.echo(f"{bundle.folder}: {backend} engine of {bundle.config.num_layers} layers ({ops})")
+
+
+def _refuse_given(*options: str, source: Path) -> None:
+    context = click.get_current_context()
+    given = [
+        f"--{option}"
+        for option in options
+        if context.get_parameter_source(option) is not ParameterSource.DEFAULT
+    ]
+    if given:
+        raise click.UsageError(
+            f"{', '.join(given)} cannot be chosen for graphs that are made, and {source} holds "
+            "such: leave the option away, or give the checkpoint."
+        )
