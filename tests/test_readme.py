@@ -1,0 +1,83 @@
+"""Every command of README.md runs as it stands there."""
+
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+NOT_RUN = "<!-- not run in the tests: "
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    text: str
+    run: bool
+
+
+def blocks() -> list[Block]:
+    pattern = re.compile(r"(?P<before>.*)\n```(?P<language>bash|python)\n(?P<text>.*?)```", re.S)
+    found = []
+    for part in README.split("\n```\n")[:-1]:
+        match = pattern.fullmatch(part + "\n```")
+        if match:
+            last = match["before"].rstrip().splitlines()[-1]
+            found.append(Block(match["language"], match["text"], not last.startswith(NOT_RUN)))
+    return found
+
+
+def commands(block: Block) -> list[str]:
+    """Return the lines of a block, less what makes a venv and installs into it."""
+    parts = [part for line in block.text.splitlines() for part in line.split(" && ")]
+    setup = ("python3 -m venv", ". .venv/bin/activate", "pip install", "pytest")
+    return [part for part in parts if not part.startswith(setup)]
+
+
+def test_the_two_first_commands_install_run_and_test() -> None:
+    first, second = blocks()[:2]
+    assert "pip install -c constraints.txt" in first.text
+    assert "export-grok build-engine" in first.text
+    assert "export-grok generate" in first.text
+    assert second.text.rstrip().endswith("pytest")
+
+
+def test_the_extras_that_are_installed_exist() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for extras in re.findall(r"\.\[([\w,]+)\]", README):
+        assert set(extras.split(",")) <= set(project["optional-dependencies"])
+
+
+def test_only_what_needs_the_real_weights_is_left_out() -> None:
+    left_out = [block for block in blocks() if not block.run]
+    assert len(left_out) == 1
+    assert "checkpoints" in left_out[0].text
+
+
+def test_commands_run_in_their_order(tmp_path: Path) -> None:
+    runnable = [block for block in blocks() if block.run]
+    assert len(runnable) >= 4
+    for block in runnable:
+        if block.language == "python":
+            lines = [[sys.executable, "-c", block.text]]
+        else:
+            lines = [shlex.split(command) for command in commands(block)]
+        for line in lines:
+            program = {"export-grok": [sys.executable, "-m", "export_grok"]}
+            line = program.get(line[0], [line[0]]) + line[1:]
+            if line[0] == "python":
+                line[0] = sys.executable
+            done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+            assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("name", re.findall(r"\]\((?!http)([^)#]+)\)", README))
+def test_links_lead_somewhere(name: str) -> None:
+    assert (ROOT / name).exists()
