@@ -111,15 +111,6 @@ def softcap_attention(
 
 @softcap_attention.register_fake
 def _(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    start: Tensor,
-    num_heads: int,
-    kv_heads: int,
-    scale: float,
-    cap: float,
+    query: Tensor, key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, *_rest: object
 ) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(query), torch.empty_like(k_cache), torch.empty_like(v_cache)
