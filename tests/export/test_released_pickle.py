@@ -48,7 +48,12 @@ class StandardUnpickler(pickle.Unpickler):
 
 
 def standard_arrays(path: Path) -> dict[str, Any]:
+    dtype: Any = np.dtype(BFLOAT16)
+    state = dtype.__reduce__()[2]
     loaded = StandardUnpickler(io.BytesIO(path.read_bytes())).load()
+    # The file's dtype was written by another numpy. Loading it puts the flags of that numpy into
+    # the one bfloat16 dtype of this process, which then has another hash.
+    dtype.__setstate__(state)
     return vars(loaded) if isinstance(loaded, QuantizedWeight8bit) else {"array": loaded}
 
 
