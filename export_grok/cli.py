@@ -15,11 +15,13 @@ import click
 from export_grok import __version__
 from export_grok.commands.build_engine import build_engine
 from export_grok.commands.demo_checkpoint import demo_checkpoint
+from export_grok.commands.evaluate import evaluate
 from export_grok.commands.export import export
 from export_grok.commands.generate import generate
 from export_grok.commands.index import index
 from export_grok.commands.inspect import inspect
 from export_grok.commands.logits import logits
+from export_grok.commands.quantise_report import quantise_report
 from export_grok.errors import ExportGrokError
 
 __all__ = ["cli", "main"]
@@ -87,5 +89,15 @@ def _written(_result: object, **_options: object) -> None:
     sys.stdout.flush()
 
 
-for command in (index, export, build_engine, generate, logits, inspect, demo_checkpoint):
+for command in (
+    index,
+    export,
+    build_engine,
+    generate,
+    logits,
+    evaluate,
+    inspect,
+    quantise_report,
+    demo_checkpoint,
+):
     cli.add_command(command)

@@ -1,10 +1,10 @@
-"""How the tokens of a request are chosen: the parameters alone, without what they do."""
+"""What a user may choose of a request or an evaluation: the parameters, without what they do."""
 
 from dataclasses import dataclass
 
 from export_grok.errors import RequestError
 
-__all__ = ["LARGEST_TEMPERATURE", "SamplingParams"]
+__all__ = ["LARGEST_TEMPERATURE", "EvaluationOptions", "SamplingParams"]
 
 # The largest float32: logits are divided in that type.
 LARGEST_TEMPERATURE = 3.4028234663852886e38
@@ -49,6 +49,31 @@ class SamplingParams:
             faults.append(f"seed is {self.seed!r}; it must be a whole number from 0 to 2**64 - 1")
         if faults:
             raise RequestError("; ".join(faults))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """How a text is cut.
+
+    Attributes:
+        window: tokens of a window.
+        batch: windows that are read together.
+        lines: whether each line is a text of its own, with the end token behind it.
+
+    Raises:
+        RequestError: a window has nothing to guess, or a batch no rows.
+    """
+
+    window: int = 256
+    batch: int = 8
+    lines: bool = False
+
+    def __post_init__(self) -> None:
+        if self.window < 2 or self.batch < 1:
+            raise RequestError(
+                f"window is {self.window}, batch {self.batch}; a window needs 2 tokens or more, "
+                "a batch 1 row or more"
+            )
 
 
 def _is(value: object, kind: type | tuple[type, ...]) -> bool:

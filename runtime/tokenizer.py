@@ -97,6 +97,15 @@ class Tokenizer:
             return None
         return int(self._pieces.id_to_piece(int(token)).strip("<>"), 16)  # "<0xE2>"
 
+    def byte_length(self, token: int) -> int:
+        """Return how many bytes of text `token` stands for: 0 for a control token."""
+        if self.is_control(token):
+            return 0
+        if self.byte(token) is not None:
+            return 1
+        piece: str = self._pieces.id_to_piece(int(token))
+        return len(piece.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode())
+
 
 class StreamDecoder:
     """The text of a token sequence, given out as it becomes known.

@@ -1,0 +1,48 @@
+"""`export-grok quantise-report`: what int8 has done to each matrix."""
+
+import json
+from pathlib import Path
+
+import click
+
+from export_grok.commands.options import FOLDER, config_option, json_option, layers_option
+from export_grok.config import GrokConfig
+from export_grok.errors import ConfigError
+
+__all__ = ["quantise_report"]
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+@click.command("quantise-report")
+@click.argument("checkpoint", type=FOLDER)
+@click.option(
+    "--reference",
+    type=FOLDER,
+    help="The weights in float: a safetensors file, or a folder of such. Shows the error.",
+)
+@click.option("--plot", type=FOLDER, help=f"Draw it too: {', '.join(PICTURES)}.")
+@layers_option
+@config_option
+@json_option
+def quantise_report(
+    checkpoint: Path,
+    reference: Path | None,
+    plot: Path | None,
+    layers: int | None,
+    config: GrokConfig | None,
+    as_json: bool,
+) -> None:
+    """List the int8 matrices of a CHECKPOINT, the worst first: scales, saturation, error."""
+    from export_grok.export.quantisation import quantisation_of
+    from export_grok.export.quantisation_report import draw_report, print_report
+
+    if plot is not None and plot.suffix not in PICTURES:
+        raise ConfigError(f"{plot} is no picture this can draw; end it in {', '.join(PICTURES)}")
+    tensors = quantisation_of(checkpoint, reference, config=config, layers=layers)
+    if plot is not None:
+        draw_report(tensors, plot)
+    if as_json:
+        click.echo(json.dumps([tensor.to_dict() for tensor in tensors]))
+    else:
+        print_report(tensors)
