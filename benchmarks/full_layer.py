@@ -32,7 +32,7 @@ def main(folder: Path, layers: int, steps: int, against_torch: bool) -> None:
         code = (
             "import dataclasses, sys, pathlib\n"
             "from export_grok.config import GROK_1\n"
-            "from export_grok.export.demo import write_random_checkpoint\n"
+            "from export_grok.export.random_checkpoint import write_random_checkpoint\n"
             f"config = dataclasses.replace(GROK_1, num_layers={layers})\n"
             "write_random_checkpoint(config, pathlib.Path(sys.argv[1]))\n"
         )

@@ -5,6 +5,7 @@ Results go to stdout, everything else to stderr.
 
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -45,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more, from impatience, changes nothing
         click.echo(
             "Aborted. A stage that writes files goes on where it was when run again.", err=True
         )

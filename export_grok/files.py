@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -15,7 +16,14 @@ from export_grok.errors import BundleError, OutputError
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["atomic_file", "fingerprint", "output_errors", "read_json", "write_json"]
+__all__ = [
+    "atomic_file",
+    "fingerprint",
+    "new_folder",
+    "output_errors",
+    "read_json",
+    "write_json",
+]
 
 # A file up to SAMPLES * SAMPLE_BYTES long is hashed whole, a longer one by so many blocks.
 SAMPLES = 16
@@ -87,6 +95,27 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def new_folder(out: Path) -> Iterator[None]:
+    """Make `out`, or take it empty, and have it as it was if the block fails.
+
+    Raises:
+        OutputError: it holds something, or cannot be made.
+    """
+    with output_errors(out):
+        found = out.exists()
+        if found and any(out.iterdir()):
+            raise OutputError(f"{out} is not empty; choose a new folder")
+        out.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(out, ignore_errors=True)
+        if found:
+            out.mkdir(exist_ok=True)
+        raise
 
 
 def write_json(path: Path, value: Any) -> None:

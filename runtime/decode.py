@@ -136,7 +136,7 @@ def teacher_forced(
             row, place = np.argwhere(~np.isfinite(logits).all(axis=-1))[0]
             raise NumericsError(
                 f"the logits of row {row} at position {first + place} are not all numbers; "
-                "check the weights, and the engine with verify"
+                "check the weights with quantise-report"
             )
         yield logits
 

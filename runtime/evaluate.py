@@ -23,8 +23,8 @@ from export_grok.runtime.tokenizer import Tokenizer
 
 __all__ = ["Evaluation", "Reading", "evaluate_bundle"]
 
-# Logits of so many positions of a batch are held at once.
-CHUNK = 32
+# So many logits are held at once: 256 MB.
+LOGITS = 1 << 26
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +109,9 @@ def evaluate_bundle(
     engine = _read("engine", session, windows, lengths)
     by_torch = None
     if reference:
-        from export_grok.runtime.torch_session import open_torch_session
+        from export_grok.runtime.torch_session import TorchSession
 
-        model = open_torch_session(bundle, batch=batch, max_length=length)
+        model = TorchSession(bundle, batch=batch, max_length=length)
         by_torch = _read("reference", model, windows, lengths)
     return Evaluation(windows=len(windows), engine=engine, reference=by_torch)
 
@@ -152,6 +152,7 @@ def _read(
     label: str, session: Session, windows: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> Reading:
     guessed = windows[:, 1:]
+    chunk = max(1, LOGITS // (session.batch * session.config.vocab_size))
     nats = 0.0
     with progress_bar(label, len(windows), unit="windows") as advance:
         for first in range(0, len(windows), session.batch):
@@ -159,7 +160,7 @@ def _read(
             # The last batch may be short of rows: it repeats some, which do not count.
             rows = np.resize(part, (session.batch, windows.shape[1]))
             place = 0
-            for logits in teacher_forced(session, rows, chunk=CHUNK):
+            for logits in teacher_forced(session, rows, chunk=chunk):
                 targets = guessed[first : first + len(part), place : place + logits.shape[1]]
                 nats += _surprise(logits[: len(part), : targets.shape[1]], targets)
                 place += logits.shape[1]

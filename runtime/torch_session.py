@@ -9,18 +9,11 @@ from export_grok.config import Dtype
 from export_grok.export.kv_cache import KVCache
 from export_grok.export.load import model_from_index
 
-__all__ = ["TorchSession", "open_torch_session"]
-
-
-def open_torch_session(
-    bundle: Bundle, *, batch: int, max_length: int, dtype: Dtype = "float32"
-) -> "TorchSession":
-    """Return the PyTorch model of a bundle's weights, with a cache."""
-    return TorchSession(bundle, batch=batch, max_length=max_length, dtype=dtype)
+__all__ = ["TorchSession"]
 
 
 class TorchSession:
-    """The model of `export.model` as a session; see `engines.backend.Session`.
+    """The model of `export.model` on a bundle's weights; see `engines.backend.Session`.
 
     Attributes:
         config: of the model.
@@ -28,7 +21,9 @@ class TorchSession:
         max_length: slots of the cache for each row, T.
     """
 
-    def __init__(self, bundle: Bundle, *, batch: int, max_length: int, dtype: Dtype) -> None:
+    def __init__(
+        self, bundle: Bundle, *, batch: int, max_length: int, dtype: Dtype = "float32"
+    ) -> None:
         self.config = bundle.config
         self.batch = batch
         self.max_length = max_length

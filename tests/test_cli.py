@@ -20,12 +20,14 @@ import pytest
 from export_grok import __version__
 from export_grok.artifacts import MANIFEST, open_bundle
 from export_grok.cli import cli, main
-from export_grok.export.demo import DEMO
+from export_grok.config import GrokConfig
+from export_grok.export.demo import DEMO_MODEL
 from export_grok.weights import WeightIndex
 from tests.bundles import BundleOf, bundle_of, checkpoint_copy, hashes, traced_once
 
 __all__ = ["bundle_of", "traced_once"]
 
+DEMO = GrokConfig.from_file(DEMO_MODEL / "config.json")
 FILES = 2 + 12 * DEMO.num_layers
 
 
@@ -230,7 +232,6 @@ def test_layers_that_are_not_there_are_refused_with_those_that_are(
         (["inspect", "b", "--bandwidth", "0"], "0.0 is not in the range x>0"),
         (["inspect", "b", "--bandwidth", "nan"], "nan is not a finite number"),
         (["inspect", "b", "--bandwidth", "inf"], "inf is not a finite number"),
-        (["demo-checkpoint", "d", "--seed", "-1"], "-1 is not in the range x>=0"),
     ],
 )
 def test_wrong_use_is_told_with_what_is_right(
@@ -305,8 +306,8 @@ def test_what_is_no_checkpoint_is_told(
         (["--top-k", "-1"], "top_k is -1; it must be a whole number, 0 (off) or more"),
         (["--seed", "-1"], "seed is -1; it must be a whole number from 0"),
         (["--seed", str(2**64)], f"seed is {2**64}; it must be a whole number from 0"),
-        (["--max-length", "0"], "max_length is 0; this model takes 1 to 512 tokens"),
-        (["--max-length", "513"], "max_length is 513; this model takes 1 to 512 tokens"),
+        (["--max-length", "0"], "max_length is 0; this model takes 1 to 256 tokens"),
+        (["--max-length", "257"], "max_length is 257; this model takes 1 to 256 tokens"),
     ],
 )
 def test_a_request_that_cannot_be_is_refused(
@@ -326,7 +327,7 @@ def test_a_prompt_that_does_not_fit_is_told_with_both_numbers(
     refused: Refused, demo: Path
 ) -> None:
     text = refused("generate", demo, "--prompt", "1" * 600)
-    assert "has 601 tokens; a cache of 512 takes 511" in text
+    assert "has 601 tokens; a cache of 256 takes 255" in text
     text = refused("generate", demo, "--prompt", "12345678", "--max-length", 4)
     assert "has 9 tokens; a cache of 4 takes 3" in text
 
@@ -384,9 +385,9 @@ def test_weights_that_were_moved_are_asked_for(
         (np.ones((2, 3)), "holds float64[2, 3]; token ids are whole numbers [B, S]"),
         (np.ones(3, np.int64), "holds int64[3]; token ids are whole numbers [B, S]"),
         (np.ones((0, 3), np.int64), "holds no tokens, shape [0, 3]"),
-        (np.full((1, 2), 512), "this model knows 0 to 511"),
-        (np.full((1, 2), -1), "this model knows 0 to 511"),
-        (np.ones((1, 600), np.int32), "rows of 600 tokens; this model takes up to 512"),
+        (np.full((1, 2), 1024), "this model knows 0 to 1023"),
+        (np.full((1, 2), -1), "this model knows 0 to 1023"),
+        (np.ones((1, 600), np.int32), "rows of 600 tokens; this model takes up to 256"),
     ],
 )
 def test_tokens_that_cannot_be_are_refused(
@@ -533,23 +534,23 @@ def test_the_way_from_nothing_to_text_by_its_stages(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     made = done("demo-checkpoint", "ck")
-    assert (made.out, made.err) == (f"ck: a random Grok-1 of {FILES} files\n", "")
+    assert (made.out, made.err) == ("ck: a trained Grok-1 of 3 layers, width 192\n", "")
     found = done("index", "ck", "--out", "index.json")
-    assert found.out.startswith(f"78 tensors of 4 layers in {FILES} files, ")
+    assert found.out.startswith(f"59 tensors of 3 layers in {FILES} files, ")
     assert found.err == ""
-    assert len(WeightIndex.read(Path("index.json"), root=Path("ck")).weights) == 78
+    assert len(WeightIndex.read(Path("index.json"), root=Path("ck")).weights) == 59
     part = done("index", "ck", "--layers", 1)
     assert part.out.startswith("21 tensors of 1 layers in 14 files, ")
     exported = done("export", "ck", "--out", "graphs")
-    assert (exported.out, exported.err) == ("graphs: graphs of 4 layers in float32\n", "")
+    assert (exported.out, exported.err) == ("graphs: graphs of 3 layers in float32\n", "")
     built = done("build-engine", "graphs")
     assert built.out == (
-        "graphs: ort engine of 4 layers (GrokInt8Linear 16 native, GrokMoeExperts 4 native, "
-        "GrokSoftcapAttention 4 native)\n"
+        "graphs: ort engine of 3 layers (GrokInt8Linear 12 native, GrokMoeExperts 3 native, "
+        "GrokSoftcapAttention 3 native)\n"
     )
     assert built.err == ""
     written = done("logits", "graphs", "--tokens", tokens, "--out", "a.npz", "--decode", 2)
-    assert (written.out, written.err) == ("a.npz: logits [2, 5, 512]\n", "")
+    assert (written.out, written.err) == ("a.npz: logits [2, 5, 1024]\n", "")
     done("logits", demo, "--tokens", tokens, "--out", "b.npz", "--decode", 2)
     with np.load("a.npz") as ours, np.load("b.npz") as of_the_checkpoint:
         assert ours["logits"].dtype == np.float32
@@ -711,12 +712,19 @@ def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
     ) as process:
         while not (out / "weights.json").exists() and process.poll() is None:
             time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
+        # Python loses an interrupt that falls into a callback of its garbage collector, with a
+        # complaint. Whoever pressed the keys presses them again.
+        presses = 0
+        while process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            presses += 1
+            time.sleep(1)
         printed, told = process.communicate()
     assert process.returncode == 130
     assert printed == b""
-    (line,) = told.decode().strip().splitlines()
-    assert line.startswith("Aborted. ")
+    lines = told.decode().strip().splitlines()
+    assert lines[-1].startswith("Aborted. ")
+    assert len(lines) == 1 or presses > 1
     assert not (out / MANIFEST).exists()
     assert not list(out.glob("*.partial"))
     done(*words)

@@ -11,10 +11,9 @@ __all__ = ["demo_checkpoint"]
 
 @click.command("demo-checkpoint")
 @click.argument("out", type=FOLDER)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-def demo_checkpoint(out: Path, seed: int) -> None:
-    """Write a small random Grok-1 in the released format, with a tokenizer, into OUT."""
+def demo_checkpoint(out: Path) -> None:
+    """Write a small trained Grok-1 in the released format, with a tokenizer, into OUT."""
     from export_grok.export.demo import write_demo_checkpoint
 
-    write_demo_checkpoint(out, seed=seed)
-    click.echo(f"{out}: a random Grok-1 of {sum(1 for _ in (out / 'ckpt-0').iterdir())} files")
+    config = write_demo_checkpoint(out)
+    click.echo(f"{out}: a trained Grok-1 of {config.num_layers} layers, width {config.emb_size}")

@@ -9,7 +9,7 @@ import pytest
 from export_grok.config import GROK_1, Dtype, GrokConfig
 from export_grok.errors import BundleError, CheckpointError
 from export_grok.export.checkpoint import released_files
-from export_grok.export.demo import write_random_checkpoint
+from export_grok.export.random_checkpoint import write_random_checkpoint
 from export_grok.export.released_layout import write_released
 from export_grok.export.summary import CACHE_BYTES, RankNeeds, Summary, summary_of
 from export_grok.export.table import print_summary

@@ -181,11 +181,11 @@ def test_prompt_and_answer_end_with_the_cache(demo: Bundle) -> None:
         list(stream(demo.folder, PROMPTS[:1], max_length=length))
 
 
-@pytest.mark.parametrize("length", [0, -1, 513])
+@pytest.mark.parametrize("length", [0, -1, 257])
 def test_a_cache_longer_than_the_model_was_trained_for_is_refused(
     demo: Bundle, length: int
 ) -> None:
-    with pytest.raises(RequestError, match=f"max_length is {length}; this model takes 1 to 512"):
+    with pytest.raises(RequestError, match=f"max_length is {length}; this model takes 1 to 256"):
         list(stream(demo.folder, PROMPTS, max_length=length))
 
 
@@ -241,7 +241,7 @@ def test_no_prompt_at_all_is_refused(demo: Bundle, options: Any) -> None:
 
 def test_a_prompt_longer_than_the_model_was_trained_for_is_refused(demo: Bundle) -> None:
     told = refusal(RequestError, lambda: stream(demo.folder, ["ship " * 600], max_new_tokens=2))
-    assert "a cache of 512" in told
+    assert "a cache of 256" in told
 
 
 def test_a_bundle_without_a_tokenizer_is_refused(bundle_of: BundleOf) -> None:
