@@ -323,6 +323,13 @@ def test_all_faults_of_a_request_are_told_at_once(refused: Refused, demo: Path) 
     assert "top_p is 2.0" in text
 
 
+def test_a_tensor_parallel_size_that_does_not_divide_is_told_what_does(
+    refused: Refused, demo: Path
+) -> None:
+    text = refused("inspect", demo, "--tp", 3)
+    assert "cannot be shared evenly by 3 ranks; use 1, 2, 4, 8" in text
+
+
 def test_a_prompt_that_does_not_fit_is_told_with_both_numbers(
     refused: Refused, demo: Path
 ) -> None:
