@@ -15,9 +15,6 @@ from export_grok.artifacts import (
     TOKENIZER,
     WEIGHT_INDEX,
     Bundle,
-    FileRecord,
-    Manifest,
-    WeightsPlace,
     graph_file,
     record_of,
     write_manifest,
@@ -31,6 +28,7 @@ from export_grok.export.plan import Plan, begin, claim, current, finish, plan_of
 from export_grok.export.store import write_store
 from export_grok.export.trace import template_from_config
 from export_grok.files import atomic_file, output_errors
+from export_grok.manifest import FileRecord, Manifest, WeightsPlace
 from export_grok.progress import progress_bar
 from export_grok.weights import WeightIndex
 

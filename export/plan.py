@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from export_grok.artifacts import MANIFEST, TOKENIZER, Bundle, Manifest, open_bundle
+from export_grok.artifacts import MANIFEST, TOKENIZER, Bundle, open_bundle
 from export_grok.config import Dtype, ExportOptions, GrokConfig
 from export_grok.errors import BundleError
 from export_grok.files import fingerprint, output_errors, read_json, write_json
+from export_grok.manifest import Manifest
 from export_grok.weights import WeightIndex
 
 __all__ = ["Plan", "begin", "claim", "current", "finish", "plan_of", "versions"]

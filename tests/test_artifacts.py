@@ -15,9 +15,6 @@ from export_grok.artifacts import (
     MANIFEST,
     WEIGHT_INDEX,
     Bundle,
-    FileRecord,
-    Manifest,
-    WeightsPlace,
     graph_file,
     open_bundle,
     record_of,
@@ -26,6 +23,7 @@ from export_grok.artifacts import (
 from export_grok.config import DTYPES, GrokConfig
 from export_grok.errors import BundleError
 from export_grok.files import fingerprint
+from export_grok.manifest import FileRecord, Manifest, WeightsPlace
 from export_grok.weights import Weight, WeightIndex
 from tests.damaged import damaged
 

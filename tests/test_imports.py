@@ -93,7 +93,7 @@ def test_a_checkpoint_is_checked_and_counted_without_torch_and_onnx(
 
 def test_a_demo_is_made_without_torch_and_onnx(tmp_path: Path) -> None:
     loaded = loaded_by("demo-checkpoint", str(tmp_path / "demo"))
-    assert loaded == {"numpy", "ml_dtypes", "sentencepiece"}
+    assert loaded == {"numpy", "ml_dtypes"}
 
 
 # Packages that a part of the code is for, and that need not be installed.
