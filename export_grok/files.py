@@ -25,7 +25,8 @@ __all__ = [
     "write_json",
 ]
 
-# A file up to SAMPLES * SAMPLE_BYTES long is hashed whole, a longer one by so many blocks.
+# A file up to WHOLE_BYTES long is hashed whole, a longer one by SAMPLES blocks.
+WHOLE_BYTES = 16 << 20
 SAMPLES = 16
 SAMPLE_BYTES = 65536
 
@@ -146,8 +147,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def fingerprint(path: Path) -> str:
     """Return what tells the content of `path` from another.
 
-    `sha256:` and the hash of a file of up to 1 MiB. A longer one is `sampled:` and the hash of its
-    length and of 16 blocks of 64 KiB, spread evenly from its first byte to its last: it sees a
+    `sha256:` and the hash of a file of up to 16 MiB. A longer one is `sampled:` and the hash of
+    its length and of 16 blocks of 64 KiB, spread evenly from its first byte to its last: it sees a
     file that was cut, replaced or rewritten, and reads 1 MiB where the whole is 1.6 GB. It does
     not see every single changed byte.
 
@@ -156,8 +157,8 @@ def fingerprint(path: Path) -> str:
     """
     length = path.stat().st_size
     with path.open("rb") as file:
-        if length <= SAMPLES * SAMPLE_BYTES:
-            return "sha256:" + hashlib.sha256(file.read()).hexdigest()
+        if length <= WHOLE_BYTES:
+            return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
         sampled = hashlib.sha256(str(length).encode())
         for sample in range(SAMPLES):
             file.seek((length - SAMPLE_BYTES) * sample // (SAMPLES - 1))

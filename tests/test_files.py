@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from export_grok.errors import BundleError, OutputError
 from export_grok.files import (
     SAMPLE_BYTES,
-    SAMPLES,
+    WHOLE_BYTES,
     atomic_file,
     fingerprint,
     output_errors,
@@ -24,7 +24,6 @@ from export_grok.files import (
     write_json,
 )
 
-WHOLE = SAMPLES * SAMPLE_BYTES
 ADVICE = {
     errno.ENOSPC: "free some space or choose another --out",
     errno.EDQUOT: "free some space or choose another --out",
@@ -211,10 +210,10 @@ def test_any_changed_byte_of_a_small_file_is_seen(
     assert fingerprint(path) == before
 
 
-@pytest.mark.parametrize("place", [0, 1, WHOLE // 3, WHOLE - 1])
-def test_any_changed_byte_up_to_1_mib_is_seen(place: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", [0, 1, WHOLE_BYTES // 3, WHOLE_BYTES - 1])
+def test_any_changed_byte_up_to_16_mib_is_seen(place: int, tmp_path: Path) -> None:
     path = tmp_path / "a"
-    content = bytearray(WHOLE)
+    content = bytearray(WHOLE_BYTES)
     path.write_bytes(content)
     before = fingerprint(path)
     assert before.startswith("sha256:")
@@ -223,7 +222,7 @@ def test_any_changed_byte_up_to_1_mib_is_seen(place: int, tmp_path: Path) -> Non
     assert fingerprint(path) != before
 
 
-LONG = 3 * WHOLE + 12345
+LONG = 3 * WHOLE_BYTES + 12345
 
 
 @pytest.fixture
@@ -234,7 +233,9 @@ def long_file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("length", [LONG - 1, LONG + 1, LONG // 2, WHOLE, WHOLE + 1, 0])
+@pytest.mark.parametrize(
+    "length", [LONG - 1, LONG + 1, LONG // 2, WHOLE_BYTES, WHOLE_BYTES + 1, 0]
+)
 def test_a_long_file_that_was_cut_or_grew_is_seen(length: int, long_file: Path) -> None:
     before = fingerprint(long_file)
     assert before.startswith("sampled:")
