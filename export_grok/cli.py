@@ -32,6 +32,20 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and leave with its exit code."""
     args = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        _run(args)
+    except (Exception, KeyboardInterrupt) as error:
+        if not _was_interrupted(error):
+            raise
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more, from impatience, changes nothing
+        click.echo(
+            "Aborted. A stage that writes files goes on where it was when run again.", err=True
+        )
+        sys.exit(130)
+    sys.exit(0)
+
+
+def _run(args: list[str]) -> None:
+    try:
         cli.main(args=args, prog_name="export-grok", standalone_mode=False)
     except ExportGrokError as error:
         _tell(str(error), debug="--debug" in args)
@@ -45,13 +59,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more, from impatience, changes nothing
-        click.echo(
-            "Aborted. A stage that writes files goes on where it was when run again.", err=True
-        )
-        sys.exit(130)
-    sys.exit(0)
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Return whether Ctrl-C is behind an error; packages on the way may have made it another."""
+    while error is not None:
+        if isinstance(error, (click.Abort, KeyboardInterrupt)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _tell(text: str, *, debug: bool) -> None:

@@ -1,0 +1,111 @@
+"""What the tests of commands share: running one, and things to run it on."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from export_grok.cli import main
+from export_grok.config import GrokConfig
+from export_grok.export.demo import DEMO_MODEL
+from tests.bundles import BundleOf, bundle_of, checkpoint_copy, traced_once
+
+__all__ = ["bundle_of", "traced_once"]
+
+
+DEMO = GrokConfig.from_file(DEMO_MODEL / "config.json")
+FILES = 2 + 12 * DEMO.num_layers
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Outcome]
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    """Return what runs a command in this process."""
+
+    def run(*arguments: object) -> Outcome:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        assert isinstance(caught.value.code, int)
+        return Outcome(caught.value.code, out, err)
+
+    return run
+
+
+@pytest.fixture
+def refused(run: Run) -> Refused:
+    """Return what runs a command that must fail in one message, and returns the message."""
+
+    def refused(*arguments: object, code: int = 2) -> str:
+        outcome = run(*arguments)
+        assert outcome.code == code, outcome
+        assert outcome.out == ""
+        assert "Traceback" not in outcome.err
+        usage, _, text = outcome.err.rpartition("Error: ")
+        assert "Error: " not in usage
+        assert usage == "" or (usage.startswith("Usage: ") and usage.count("Usage: ") == 1)
+        return text.rstrip("\n")
+
+    return refused
+
+
+@pytest.fixture
+def done(run: Run) -> Run:
+    """Return what runs a command that must succeed."""
+
+    def done(*arguments: object) -> Outcome:
+        outcome = run(*arguments)
+        assert outcome.code == 0, outcome
+        return outcome
+
+    return done
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """Return a checkpoint of 2 layers that may be damaged."""
+    return checkpoint_copy("tiny", tmp_path / "tiny")
+
+
+@pytest.fixture
+def demo(bundle_of: BundleOf) -> Path:
+    """Return the demo's bundle; it is shared."""
+    return bundle_of("demo").folder
+
+
+@pytest.fixture
+def checkpoint(bundle_of: BundleOf) -> Path:
+    """Return the demo's checkpoint; it is shared."""
+    return bundle_of("demo").weights_root
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Iterator[Path]:
+    """Return where nothing may be left."""
+    out = tmp_path / "new" / "out"
+    out.parent.mkdir()
+    yield out
+    assert list(out.parent.iterdir()) == []
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    """Return a file with two rows of five tokens."""
+    path = tmp_path / "tokens.npy"
+    np.save(path, np.arange(10).reshape(2, 5) + 4)
+    return path
