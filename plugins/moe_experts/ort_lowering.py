@@ -1,8 +1,9 @@
 """moe_experts -> an `If` for each expert, which computes its rows only when it has some.
 
 The rows an expert was chosen for are gathered, go through its three matrices as in
-`int8_linear.ort_lowering`, and are added where they came from. An expert without rows reads no
-weights. Chosen by measurement among loops, dense forms and one session per expert.
+`int8_linear.ort_lowering`, and are put where they were chosen; then the choices of each token are
+summed, in their order. An expert without rows reads no weights. Chosen by measurement among loops,
+dense forms and one session per expert.
 """
 
 import numpy as np
@@ -29,48 +30,45 @@ def lower(node: ir.Node, graph: ir.Graph, tape: Tape) -> list[ir.Value]:
     count, model, _ = (int(length) for length in stored_weight(node, GATE).shape.numpy())
     last_axis = constant(graph, "last_axis", np.array([-1]))
     tokens = tape.op("Reshape", [x, constant(graph, "flat_tokens", np.array([-1, model]))])
-    rows_of, weight_of = _assignment(tape, graph, gates, experts, count)
+    # A slot is one choice of one token, n * C of them. Every slot is written once: ONNX Runtime
+    # adds up what is scattered to one place with several threads, and loses some of it.
+    weight_of = tape.op("Reshape", [gates, last_axis])
+    numbers = constant(graph, f"experts_{count}", np.arange(count).reshape(-1, 1))
+    mask = tape.op("Equal", [tape.op("Reshape", [experts, last_axis]), numbers])  # [E, n * C]
+    chosen = tape.op("Shape", [experts], {"start": -1})
 
     places, outputs = [], []
     for expert in range(count):
         number = constant(graph, f"number_{expert}", np.array(expert, np.int64))
-        chosen = tape.op("NonZero", [tape.op("Gather", [rows_of, number], {"axis": 0})])
-        rows = tape.op("Reshape", [chosen, last_axis])
-        any_row = tape.op(
+        found = tape.op("NonZero", [tape.op("Gather", [mask, number], {"axis": 0})])
+        slots = tape.op("Reshape", [found, last_axis])
+        any_slot = tape.op(
             "Greater",
-            [tape.op("Size", [rows]), constant(graph, "number_0", np.array(0, np.int64))],
+            [tape.op("Size", [slots]), constant(graph, "number_0", np.array(0, np.int64))],
         )
-        inputs = (tokens, rows, tape.op("Gather", [weight_of, number], {"axis": 0}))
+        rows = tape.op("Div", [slots, chosen])
+        weight = tape.op("Gather", [weight_of, slots], {"axis": 0})
         branches = {
-            "then_branch": _expert(node, graph, expert, *inputs),
+            "then_branch": _expert(node, graph, expert, tokens, rows, weight),
             "else_branch": _nothing(model, expert),
         }
-        output = tape.op("If", [any_row], branches)
+        output = tape.op("If", [any_slot], branches)
         output.type = ir.TensorType(ir.DataType.FLOAT)
-        places.append(tape.op("Unsqueeze", [rows, last_axis]))
+        places.append(slots)
         outputs.append(output)
 
-    zeros = tape.op("ConstantOfShape", [tape.op("Shape", [tokens])])
-    place = tape.op("Concat", places, {"axis": 0})
+    place = tape.op("Unsqueeze", [tape.op("Concat", places, {"axis": 0}), last_axis])
     update = tape.op("Concat", outputs, {"axis": 0})
-    total = tape.op("ScatterND", [zeros, place, update], {"reduction": "add"})
-    return [tape.op("Reshape", [total, tape.op("Shape", [x])])]
-
-
-def _assignment(
-    tape: Tape, graph: ir.Graph, gates: ir.Value | None, experts: ir.Value | None, count: int
-) -> tuple[ir.Value, ir.Value]:
-    """Return which rows each expert has, and the gate of each: int32 and float32 [E, n]."""
-    numbers = constant(graph, f"experts_{count}", np.arange(count).reshape(-1, 1, 1, 1))
-    mask = tape.op("Equal", [experts, numbers])  # [E, B, S, C]
-    flat = constant(graph, f"by_expert_{count}", np.array([count, -1]))
-    last_axis = constant(graph, "last_axis", np.array([-1]))
-    no_keep = {"keepdims": 0}
-    hits = tape.op("Cast", [mask], {"to": ir.DataType.INT32})
-    rows_of = tape.op("ReduceMax", [hits, last_axis], no_keep)
-    weighted = tape.op("Mul", [tape.op("Cast", [mask], {"to": ir.DataType.FLOAT}), gates])
-    weight_of = tape.op("ReduceSum", [weighted, last_axis], no_keep)
-    return tape.op("Reshape", [rows_of, flat]), tape.op("Reshape", [weight_of, flat])
+    zeros = tape.op("ConstantOfShape", [tape.op("Shape", [update])])
+    by_slot = tape.op("ScatterND", [zeros, place, update])
+    shape = tape.op(
+        "Concat",
+        [tape.op("Shape", [experts]), constant(graph, f"width_{model}", np.array([model]))],
+        {"axis": 0},
+    )
+    before_last = constant(graph, "before_last_axis", np.array([-2]))
+    by_token = tape.op("Reshape", [by_slot, shape])  # [B, S, C, M]
+    return [tape.op("ReduceSum", [by_token, before_last], {"keepdims": 0})]
 
 
 def _expert(
@@ -79,7 +77,7 @@ def _expert(
     expert: int,
     tokens: ir.Value,
     rows: ir.Value,
-    weight_of: ir.Value,
+    weight: ir.Value,
 ) -> ir.Graph:
     """Return the branch that computes one expert's rows, times their gates."""
     tape = Tape()
@@ -96,8 +94,7 @@ def _expert(
     gate = tape.op("Gelu", [matrix(x, GATE, model)], {"approximate": "tanh"})
     hidden = tape.op("Mul", [gate, matrix(x, UP, model)])
     last_axis = constant(graph, "last_axis", np.array([-1]))
-    weight = tape.op("Unsqueeze", [tape.op("Gather", [weight_of, rows], {"axis": 0}), last_axis])
-    y = tape.op("Mul", [matrix(hidden, DOWN, width), weight])
+    y = tape.op("Mul", [matrix(hidden, DOWN, width), tape.op("Unsqueeze", [weight, last_axis])])
     y.type = ir.TensorType(ir.DataType.FLOAT)
     return _branch(tape, y, f"expert_{expert}")
 

@@ -132,12 +132,12 @@ def graph_of(call: Call, folder: Path) -> ir.Model:
     return model
 
 
-def run(model: ir.Model, call: Call, folder: Path) -> list[Array]:
+def run(model: ir.Model, call: Call, folder: Path, threads: int = 1) -> list[Array]:
     """Run the graph as the product does: an output that aliases an input has its memory."""
     path = folder / "graph.onnx"
     write_graph(model, path)
     options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
+    options.intra_op_num_threads = threads
     options.log_severity_level = 3
     session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     memory = {}
@@ -414,6 +414,19 @@ def test_an_expert_with_a_gate_of_zero_counts_for_nothing(
     call = moe_call(any_two, 2, 9, groups=8)
     call = call.but(gates=np.tile(np.array(gates, np.float32), (2, 9, 1)))
     assert_moe(call, three_ways(call, tmp_path))
+
+
+def test_moe_experts_loses_no_choice_to_another_thread(tmp_path: Path) -> None:
+    """Two threads that add to one token would, once in many runs: so nothing is added that way."""
+    call = moe_call(any_two, 8, 256, model=192, width=8)
+    model, _ = lowered(call, tmp_path)
+    scattered = [node for node in model.graph.all_nodes() if node.op_type.startswith("Scatter")]
+    assert scattered
+    assert all("reduction" not in node.attributes for node in scattered)
+    (alone,) = run(model, call, tmp_path, threads=1)
+    for _ in range(5):
+        (together,) = run(model, call, tmp_path, threads=4)
+        np.testing.assert_array_equal(together, alone)
 
 
 def test_moe_experts_takes_the_experts_of_each_row_of_a_batch(tmp_path: Path) -> None:
