@@ -37,7 +37,6 @@ class QuantisedTensor:
         saturated: share of the values at -128, -127 or 127.
         relative_error: |float - int8| / |float|, as norms; None without a reference.
         max_error: largest difference of a value.
-        noise_db: signal-to-noise ratio in decibels; infinite for a copy without error.
     """
 
     name: str
@@ -50,7 +49,7 @@ class QuantisedTensor:
 
     @property
     def noise_db(self) -> float | None:
-        """Signal-to-noise ratio in decibels; None without a reference."""
+        """Signal-to-noise ratio in decibels, infinite without error; None without a reference."""
         if self.relative_error is None:
             return None
         return math.inf if self.relative_error == 0 else -20 * math.log10(self.relative_error)
