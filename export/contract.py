@@ -21,7 +21,8 @@ T is the graph's dtype (float32, float16 or bfloat16); letters are the legend of
 
 B, S and the cache's T are dynamic, and start + S <= T in every row. In a template the weights are
 further inputs, named as in `export.parameters` less the prefix `layers.N.` or `embedding.`; in a
-stamped graph they are initialisers that point into the weight files.
+stamped graph they are initialisers that point into the weight files. The weights of an int8 head
+are those of `head_parameters` and lie in a file of their own, beside the graphs.
 """
 
 from dataclasses import dataclass

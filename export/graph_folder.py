@@ -24,6 +24,7 @@ from export_grok.errors import CheckpointError, ExportGrokError
 from export_grok.export.checkpoint import RELEASED_FOLDER, open_weights
 from export_grok.export.contract import GRAPH_KINDS, GraphKind, ports
 from export_grok.export.graphs import stamped, write_graph
+from export_grok.export.head import head_error, write_head
 from export_grok.export.plan import Plan, begin, claim, current, finish, plan_of
 from export_grok.export.store import write_store
 from export_grok.export.trace import template_from_config
@@ -59,7 +60,7 @@ def export_graphs(source: Path, out: Path, options: ExportOptions = EXPORT) -> B
     plan = plan_of(config, index, options)
     if not options.overwrite and (found := current(out, plan)):
         return found
-    created = claim(out, source, overwrite=options.overwrite)
+    created = claim(out, source, copied=options.copy_weights, overwrite=options.overwrite)
     try:
         return _write(plan, index, source, out)
     except ExportGrokError:
@@ -86,13 +87,21 @@ def _write(plan: Plan, index: WeightIndex, source: Path, out: Path) -> Bundle:
     if plan.copied:
         index = _copy_weights(plan.config, index, out, resume=resume)
     index.write(out / WEIGHT_INDEX)
-    names = [WEIGHT_INDEX, *_write_graphs(plan, index, out), *_copy_tokenizer(source, out)]
+    names = [WEIGHT_INDEX]
+    head, error = index, None
+    if plan.head == "int8":
+        head = write_head(plan.config, index, out, resume=resume)
+        error = head_error(index, head)
+        names += head.files
+    names += [*_write_graphs(plan, index, head, out), *_copy_tokenizer(source, out)]
     with output_errors(out):
         manifest = Manifest(
             kind="graphs",
             backend=None,
             config=plan.config,
             dtype=plan.dtype,
+            head=plan.head,
+            head_error=error,
             weights=_place(plan, index, out),
             source=plan.source,
             versions=plan.versions,
@@ -128,14 +137,14 @@ def _copy_weights(
     )
 
 
-def _write_graphs(plan: Plan, index: WeightIndex, out: Path) -> list[str]:
+def _write_graphs(plan: Plan, index: WeightIndex, head: WeightIndex, out: Path) -> list[str]:
     config, dtype = plan.config, plan.dtype
     names = []
     with progress_bar("tracing", len(GRAPH_KINDS), unit="graphs") as advance:
         templates = {}
         for kind in GRAPH_KINDS:
             logger.info("tracing %s in %s", kind, dtype)
-            templates[kind] = template_from_config(kind, config, dtype)
+            templates[kind] = template_from_config(kind, config, dtype, plan.head)
             _check(templates[kind])
             advance(1)
 
@@ -149,7 +158,8 @@ def _write_graphs(plan: Plan, index: WeightIndex, out: Path) -> list[str]:
         for kind, template in templates.items():
             write(template, graph_file(kind, variant="template"), lambda done: None)
         for kind in single:
-            model = stamped(templates[kind], kind, config, dtype, index)
+            weights = index if kind == "embedding" else head
+            model = stamped(templates[kind], kind, config, dtype, weights)
             write(model, graph_file(kind), advance)
         for layer in range(config.num_layers):
             model = stamped(templates["layer"], "layer", config, dtype, index, layer=layer)

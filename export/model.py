@@ -37,12 +37,14 @@ def rounded(multiplier: float, dtype: Dtype) -> float:
 class Int8Linear(nn.Module):
     """x [..., K] -> [..., N] by an int8 matrix with scales."""
 
-    def __init__(self, rows: int, columns: int, groups: int) -> None:
+    def __init__(
+        self, rows: int, columns: int, groups: int, scales: torch.dtype = torch.bfloat16
+    ) -> None:
         super().__init__()
         self.weight: Tensor
         self.scales: Tensor
         self.register_buffer("weight", torch.empty(rows, columns, dtype=torch.int8))
-        self.register_buffer("scales", torch.empty(groups, columns, dtype=torch.bfloat16))
+        self.register_buffer("scales", torch.empty(groups, columns, dtype=scales))
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = int8_linear(x, self.weight, self.scales)
@@ -232,21 +234,33 @@ class Embedding(nn.Module):
 class Head(nn.Module):
     """h [B, S, M] -> float32 logits [B, S, V] by the embedding's transpose, times a multiplier.
 
-    The values are those of the model's dtype.
+    The values are those of the model's dtype. Without an embedding the head has a matrix of its
+    own, `unembedding`: int8 [M, V], with a float32 scale for each entry of the vocabulary.
     """
 
-    def __init__(self, config: GrokConfig, dtype: Dtype, embedding: Embedding) -> None:
+    def __init__(self, config: GrokConfig, dtype: Dtype, embedding: Embedding | None) -> None:
         super().__init__()
         self.multiplier = rounded(config.output_multiplier_scale, dtype)
         self.final_norm = RMSNorm(config)
         self.embedding = embedding
+        if embedding is None:
+            self.unembedding = Int8Linear(config.emb_size, config.vocab_size, 1, torch.float32)
 
-    def forward(self, h: Tensor) -> Tensor:
-        dtype = h.dtype
+    def forward(self, h: Tensor, last: Tensor | None = None) -> Tensor:
+        """Return the logits of every token, or those of token last[b] of each row: [B, V]."""
+        if last is not None:
+            h = h[torch.arange(h.shape[0]), last]
         f = self.final_norm(h)
+        return (self._product(f) * self.multiplier).float()
+
+    def _product(self, f: Tensor) -> Tensor:
+        if self.embedding is None:
+            y: Tensor = self.unembedding(f)
+            return y
+        dtype = f.dtype
         flat = f.reshape(-1, f.shape[-1]).float()
         logits = functional.linear(flat, self.embedding.weight.to(dtype).float()).to(dtype)
-        return (logits * self.multiplier).float().reshape(*f.shape[:-1], -1)
+        return logits.reshape(*f.shape[:-1], -1)
 
 
 class Grok1(nn.Module):

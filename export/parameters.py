@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from export_grok.config import GrokConfig
 from export_grok.weights import StoredDtype
 
-__all__ = ["Parameter", "layer_parameters", "model_parameters"]
+__all__ = ["Parameter", "head_parameters", "layer_parameters", "model_parameters"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +53,16 @@ def model_parameters(config: GrokConfig) -> dict[str, Parameter]:
     for layer in range(config.num_layers):
         whole |= layer_parameters(config, layer)
     return whole
+
+
+def head_parameters(config: GrokConfig) -> dict[str, Parameter]:
+    """Return the parameters of an int8 head, by name: the matrix, and the norm before it."""
+    model, vocabulary = config.emb_size, config.vocab_size
+    return _by_name(
+        Parameter(name="unembedding.weight", dtype="int8", shape=(model, vocabulary), groups=1),
+        _float("unembedding.scales", (1, vocabulary)),
+        _float("final_norm.scale", (model,)),
+    )
 
 
 def _float(name: str, shape: tuple[int, ...]) -> Parameter:

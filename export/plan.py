@@ -6,9 +6,17 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from export_grok.artifacts import MANIFEST, TOKENIZER, Bundle, open_bundle
-from export_grok.config import Dtype, ExportOptions, GrokConfig
+from export_grok.artifacts import (
+    COPIED_WEIGHTS,
+    HEAD_WEIGHTS,
+    MANIFEST,
+    TOKENIZER,
+    Bundle,
+    open_bundle,
+)
+from export_grok.config import Dtype, ExportOptions, GrokConfig, HeadDtype
 from export_grok.errors import BundleError
+from export_grok.export.store import store_files
 from export_grok.files import fingerprint, output_errors, read_json, write_json
 from export_grok.manifest import Manifest
 from export_grok.weights import WeightIndex
@@ -27,6 +35,7 @@ class Plan:
 
     config: GrokConfig
     dtype: Dtype
+    head: HeadDtype
     copied: bool
     source: dict[str, str]
     versions: dict[str, str]
@@ -52,6 +61,7 @@ def plan_of(config: GrokConfig, index: WeightIndex, options: ExportOptions) -> P
     return Plan(
         config=config,
         dtype=options.dtype,
+        head=options.head,
         copied=options.copy_weights,
         source={file: fingerprint(index.root / file) for file in sorted(index.files)},
         versions=versions("export-grok", "torch", "onnx", "onnxscript"),
@@ -70,6 +80,7 @@ def current(out: Path, plan: Plan) -> Bundle | None:
     made = Plan(
         config=manifest.config,
         dtype=manifest.dtype,
+        head=manifest.head,
         copied=manifest.weights.copied,
         source=manifest.source,
         versions={name: manifest.versions.get(name, "") for name in plan.versions},
@@ -81,17 +92,30 @@ def current(out: Path, plan: Plan) -> Bundle | None:
     return bundle
 
 
-def claim(out: Path, source: Path, *, overwrite: bool) -> bool:
+def claim(out: Path, source: Path, *, copied: bool, overwrite: bool) -> bool:
     """Make `out` ours to write, and return whether it was not there.
 
+    Args:
+        out: folder to write.
+        source: of the weights.
+        copied: whether they will be copied into it.
+        overwrite: replace a bundle that is there.
+
     Raises:
-        BundleError: it holds something else.
+        BundleError: it holds something else, or the weights lie where it has its copy of them.
         OutputError: it cannot be made.
     """
     with output_errors(out):
         if not out.exists():
             out.mkdir(parents=True)
             return True
+        old = _old_manifest(out)
+        removed = copied or (old is not None and old.weights.copied)
+        if removed and source.resolve() == (out / COPIED_WEIGHTS).resolve():
+            raise BundleError(
+                f"{source} is where {out} has its copy of the weights, which goes when the folder "
+                "is written; choose another --out"
+            )
         if (out / MANIFEST).exists():
             if not overwrite:
                 raise BundleError(
@@ -118,8 +142,10 @@ def begin(out: Path, plan: Plan) -> bool:
         same = read_json(out / PLAN) == planned
     except BundleError:
         same = False
-    write_json(out / PLAN, planned)
     with output_errors(out):
+        if not same:
+            _remove_kept(out, plan)  # before the plan says that they are of this run
+        write_json(out / PLAN, planned)
         _remove_bundle(out)
     if same:
         logger.info("%s: a run was broken off; it goes on", out)
@@ -141,17 +167,27 @@ def _foreign(out: Path) -> bool:
     return any(path.name != f".{PLAN}.partial" for path in out.iterdir())
 
 
-def _remove_bundle(out: Path) -> None:
-    """Take an old manifest away, and what it names but the tokenizer; other files stay."""
-    if not (out / MANIFEST).exists():
-        return
-    try:
-        old = Manifest.from_dict(read_json(out / MANIFEST), source=out / MANIFEST)
-    except BundleError:
-        names: list[str] = []
-    else:
-        names = [name for name in old.files if name != TOKENIZER]
-        names += old.weight_files if old.weights.copied else []
-    (out / MANIFEST).unlink()
+def _remove_kept(out: Path, plan: Plan) -> None:
+    """Take away what a run of this plan would keep if it were its own, and is of another's."""
+    names = [HEAD_WEIGHTS] if plan.head == "int8" else []
+    if plan.copied:
+        names += [f"{COPIED_WEIGHTS}/{file}" for file in store_files(plan.config)]
     for name in names:
         (out / name).unlink(missing_ok=True)
+
+
+def _remove_bundle(out: Path) -> None:
+    """Take an old manifest away, and what it names but the tokenizer; other files stay."""
+    old = _old_manifest(out)
+    names = [] if old is None else [name for name in old.files if name != TOKENIZER]
+    names += old.weight_files if old is not None and old.weights.copied else []
+    for name in (MANIFEST, *names):
+        (out / name).unlink(missing_ok=True)
+
+
+def _old_manifest(out: Path) -> Manifest | None:
+    """Return the manifest in `out`; None if there is none, or a damaged one."""
+    try:
+        return Manifest.from_dict(read_json(out / MANIFEST), source=out / MANIFEST)
+    except BundleError:
+        return None

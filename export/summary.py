@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from export_grok.artifacts import MANIFEST, open_bundle
-from export_grok.config import TENSOR_PARALLEL_SIZES, Dtype, GrokConfig
+from export_grok.config import TENSOR_PARALLEL_SIZES, Dtype, GrokConfig, HeadDtype
 from export_grok.errors import ConfigError
 from export_grok.export.checkpoint import open_weights
-from export_grok.export.parameters import Parameter, model_parameters
+from export_grok.export.parameters import Parameter, head_parameters, model_parameters
+from export_grok.manifest import HeadError
 from export_grok.weights import NUMPY_DTYPES, WeightIndex
 
 __all__ = ["RankNeeds", "Summary", "summary_of"]
@@ -27,7 +28,8 @@ class RankNeeds:
             group of rows are on every rank.
         cache_bytes_per_token: keys and values of one token in all layers.
         cache_bytes: of one row at the model's full length.
-        read_bytes_per_token: weights read to decode one token of one row: the chosen experts only.
+        read_bytes_per_token: weights read to decode one token of one row: the chosen experts, and
+            the matrix that the head has.
     """
 
     tensor_parallel: int
@@ -51,6 +53,9 @@ class Summary:
         config: of the model.
         dtype: of activations and cache; None for a checkpoint.
         backend: of the engine.
+        head: matrix of the head; of a checkpoint the embedding's table.
+        head_bytes: length of that matrix, scales included.
+        head_error: what int8 did to it; None for the table.
         lowering: op type -> nodes that run natively, and by function body.
         files: weight files.
         file_bytes: their length together.
@@ -65,6 +70,9 @@ class Summary:
     config: GrokConfig
     dtype: Dtype | None
     backend: str | None
+    head: HeadDtype
+    head_bytes: int
+    head_error: HeadError | None
     lowering: dict[str, dict[str, int]]
     files: int
     file_bytes: int
@@ -106,6 +114,8 @@ def summary_of(
             kind=manifest.kind,
             dtype=manifest.dtype,
             backend=manifest.backend,
+            head=manifest.head,
+            head_error=manifest.head_error,
             lowering=manifest.lowering,
             tensor_parallel=tensor_parallel,
         )
@@ -117,6 +127,8 @@ def summary_of(
         kind="checkpoint",
         dtype=None,
         backend=None,
+        head="float32",
+        head_error=None,
         lowering={},
         tensor_parallel=tensor_parallel,
     )
@@ -130,6 +142,8 @@ def _summary(
     kind: str,
     dtype: Dtype | None,
     backend: str | None,
+    head: HeadDtype,
+    head_error: HeadError | None,
     lowering: dict[str, dict[str, int]],
     tensor_parallel: int | None,
 ) -> Summary:
@@ -143,13 +157,18 @@ def _summary(
         config=config,
         dtype=dtype,
         backend=backend,
+        head=head,
+        head_bytes=sum(_bytes(parameter) for parameter in _head(config, head)),
+        head_error=head_error,
         lowering=lowering,
         files=len(index.files),
         file_bytes=sum(index.files.values()),
         parameters=sum(weight.size for weight in index) - scales,
         scales=scales,
         bytes_by_dtype=dict(by_dtype),
-        ranks=_ranks(config, _sizes(config, tensor_parallel), CACHE_BYTES[dtype or "bfloat16"]),
+        ranks=_ranks(
+            config, _sizes(config, tensor_parallel), CACHE_BYTES[dtype or "bfloat16"], head
+        ),
     )
 
 
@@ -163,16 +182,19 @@ def _sizes(config: GrokConfig, asked: int | None) -> list[int]:
     return sizes
 
 
-def _ranks(config: GrokConfig, sizes: list[int], cache_element: int) -> tuple[RankNeeds, ...]:
+def _ranks(
+    config: GrokConfig, sizes: list[int], cache_element: int, head: HeadDtype
+) -> tuple[RankNeeds, ...]:
+    parameters = model_parameters(config)
+    parameters |= {parameter.name: parameter for parameter in _head(config, head)}
     ranks = []
     for size in sizes:
         rank = config.for_rank(size)
         held = read = 0.0
-        for parameter in model_parameters(config).values():
+        for parameter in parameters.values():
             share = _bytes(parameter) / (1 if _replicated(parameter, config) else size)
             held += share
-            read += share * _read_share(parameter, config)
-        # The embedding is read as the head; of the table itself one row.
+            read += share * _read_share(parameter, config, head)
         cache = 2 * config.num_layers * rank.num_kv_heads * config.key_size * cache_element
         ranks.append(
             RankNeeds(
@@ -184,6 +206,13 @@ def _ranks(config: GrokConfig, sizes: list[int], cache_element: int) -> tuple[Ra
             )
         )
     return tuple(ranks)
+
+
+def _head(config: GrokConfig, head: HeadDtype) -> list[Parameter]:
+    """Return the matrix of the head, and its scales."""
+    if head == "float32":
+        return [model_parameters(config)["embedding.weight"]]
+    return [p for p in head_parameters(config).values() if p.name.startswith("unembedding.")]
 
 
 def _bytes(parameter: Parameter) -> int:
@@ -199,7 +228,9 @@ def _replicated(parameter: Parameter, config: GrokConfig) -> bool:
     return parameter.name.endswith(".scale") or ".router." in parameter.name
 
 
-def _read_share(parameter: Parameter, config: GrokConfig) -> float:
+def _read_share(parameter: Parameter, config: GrokConfig, head: HeadDtype) -> float:
+    if parameter.name == "embedding.weight":
+        return 1.0 if head == "float32" else 0.0  # as the embedding, one row: next to nothing
     if ".experts." in parameter.name:
         return config.num_selected_experts / config.num_experts
     return 1.0

@@ -27,6 +27,13 @@ def print_summary(summary: Summary, *, bandwidth: float) -> None:
     facts.add_row("files", f"{summary.files:,} of weights, {_size(summary.file_bytes)}")
     for dtype, length in sorted(summary.bytes_by_dtype.items()):
         facts.add_row(f"  {dtype}", _size(length))
+    head = f"{summary.head}, {_size(summary.head_bytes)}"
+    if (error := summary.head_error) is not None:
+        head += (
+            f", relative error {error.relative:.3%}, "
+            f"{error.largest:.3%} in the worst entry of the vocabulary"
+        )
+    facts.add_row("head", head)
     if summary.dtype:
         facts.add_row("graphs", f"activations and cache in {summary.dtype}")
     if summary.backend:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from export_grok.config import Dtype, GrokConfig
+from export_grok.config import Dtype, GrokConfig, HeadDtype
 from export_grok.export.contract import GraphKind, Port, check_contract, ports
 from export_grok.export.model import DecoderLayer, Embedding, Head
 from export_grok.plugins.onnx_schema import attach_functions, translation_table
@@ -29,10 +29,18 @@ IR_VERSION = 11
 _EXAMPLE_LENGTHS = {"B": 2, "S": 3, "T": 5}
 
 
-def template_from_config(kind: GraphKind, config: GrokConfig, dtype: Dtype) -> ir.Model:
+def template_from_config(
+    kind: GraphKind, config: GrokConfig, dtype: Dtype, head: HeadDtype = "float32"
+) -> ir.Model:
     """Return the graph of one kind with all weights as inputs, batch, tokens and cache dynamic.
 
     The op nodes keep their function bodies beside them, so the template means the same anywhere.
+
+    Args:
+        kind: of the graph.
+        config: of the model.
+        dtype: of activations and cache.
+        head: matrix of the head, for its kinds.
 
     Raises:
         BuildError: the result breaks the I/O contract.
@@ -40,7 +48,7 @@ def template_from_config(kind: GraphKind, config: GrokConfig, dtype: Dtype) -> i
     rows = ports(kind, config, dtype)
     inputs = [row for row in rows if row.direction == "in"]
     with _quiet_exporter(), FakeTensorMode(allow_non_fake_inputs=True):
-        module = _module(kind, config, dtype).eval()
+        module = _module(kind, config, dtype, head).eval()
         example = tuple(_example(row) for row in inputs)
         dims = {letter: torch.export.Dim(letter) for letter in _EXAMPLE_LENGTHS}
         program = torch.export.export(
@@ -87,21 +95,12 @@ def _quiet_exporter() -> Iterator[None]:
             logger.setLevel(level)
 
 
-class LastRow(Head):
-    """The head for one token of each row."""
-
-    def forward(self, h: Tensor, last: Tensor) -> Tensor:  # type: ignore[override]  # one input more
-        return super().forward(h[torch.arange(h.shape[0]), last])
-
-
-def _module(kind: GraphKind, config: GrokConfig, dtype: Dtype) -> nn.Module:
+def _module(kind: GraphKind, config: GrokConfig, dtype: Dtype, head: HeadDtype) -> nn.Module:
     if kind == "layer":
         return DecoderLayer(config)
-    embedding = Embedding(config, dtype)
     if kind == "embedding":
-        return embedding
-    head = LastRow if kind == "head" else Head
-    return head(config, dtype, embedding)
+        return Embedding(config, dtype)
+    return Head(config, dtype, None if head == "int8" else Embedding(config, dtype))
 
 
 def _example(row: Port) -> Tensor:

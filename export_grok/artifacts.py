@@ -7,6 +7,7 @@ A folder of graphs, or a bundle (the same with an engine built from them), holds
     layer.template.onnx ...     one graph of each kind, weights as inputs, no data
     layer_00.onnx ...           stamped: initialisers point at the bytes of the weights
     layer_00.ort.onnx ...       a bundle only: lowered for its backend
+    head.weights                if the head is int8: all weights of its graphs, and no others
     weights/                    if the weights were copied: a store, see `export.store`
     tokenizer.model             if the checkpoint had one
 """
@@ -23,6 +24,7 @@ from export_grok.weights import WeightIndex
 
 __all__ = [
     "COPIED_WEIGHTS",
+    "HEAD_WEIGHTS",
     "MANIFEST",
     "TOKENIZER",
     "WEIGHT_INDEX",
@@ -37,6 +39,7 @@ MANIFEST = "manifest.json"
 WEIGHT_INDEX = "weights.json"
 TOKENIZER = "tokenizer.model"
 COPIED_WEIGHTS = "weights"
+HEAD_WEIGHTS = "head.weights"
 
 
 def graph_file(kind: str, layer: int | None = None, *, variant: str = "") -> str:
@@ -57,7 +60,8 @@ class Bundle:
 
     Attributes:
         folder: of the graphs.
-        weights_root: folder that the graphs' initialisers, and the index, start from.
+        weights_root: folder that the graphs' initialisers, and the index, start from. The graphs
+            of the head have a root of their own, `head_root`.
     """
 
     folder: Path
@@ -68,6 +72,11 @@ class Bundle:
     def config(self) -> GrokConfig:
         """Hyper-parameters of the model."""
         return self.manifest.config
+
+    @property
+    def head_root(self) -> Path:
+        """Folder that the initialisers of the graphs `head` and `head_all` start from."""
+        return self.folder if self.manifest.head == "int8" else self.weights_root
 
     @property
     def tokenizer(self) -> Path | None:

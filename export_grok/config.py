@@ -13,15 +13,20 @@ __all__ = [
     "DTYPES",
     "EXPORT",
     "GROK_1",
+    "HEAD_DTYPES",
     "TENSOR_PARALLEL_SIZES",
     "Dtype",
     "ExportOptions",
     "GrokConfig",
+    "HeadDtype",
     "RankConfig",
 ]
 
 Dtype = Literal["float32", "float16", "bfloat16"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
+
+HeadDtype = Literal["float32", "int8"]
+HEAD_DTYPES: tuple[HeadDtype, ...] = get_args(HeadDtype)
 
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 
@@ -246,6 +251,8 @@ class ExportOptions:
 
     Attributes:
         dtype: of activations and cache.
+        head: matrix of the head: "float32" is the embedding's table itself, "int8" a copy of it in
+            the folder, a quarter as long.
         config: of the checkpoint, if it has no `config.json` and is not Grok-1.
         layers: only the first so many.
         copy_weights: copy the weights into the folder; else the graphs point at them where they
@@ -253,10 +260,11 @@ class ExportOptions:
         overwrite: replace what the folder holds.
 
     Raises:
-        ConfigError: there is no such dtype.
+        ConfigError: there is no such dtype, or no such head.
     """
 
     dtype: Dtype = "float32"
+    head: HeadDtype = "float32"
     config: GrokConfig | None = None
     layers: int | None = None
     copy_weights: bool = False
@@ -265,6 +273,8 @@ class ExportOptions:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype is {self.dtype!r}; use {', '.join(DTYPES)}")
+        if self.head not in HEAD_DTYPES:
+            raise ConfigError(f"head is {self.head!r}; use {', '.join(HEAD_DTYPES)}")
 
 
 EXPORT = ExportOptions()

@@ -1,15 +1,16 @@
 """The manifest of a folder of graphs or of a bundle: what it holds, what it was made of and by."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from export_grok.config import DTYPES, Dtype, GrokConfig
+from export_grok.config import DTYPES, HEAD_DTYPES, Dtype, GrokConfig, HeadDtype
 from export_grok.errors import BundleError, ConfigError
 
-__all__ = ["FileRecord", "Kind", "Manifest", "WeightsPlace"]
+__all__ = ["FileRecord", "HeadError", "Kind", "Manifest", "WeightsPlace"]
 
 FORMAT = "export-grok bundle"
 FORMAT_VERSION = 1
@@ -41,6 +42,19 @@ class WeightsPlace:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeadError:
+    """What int8 did to the head: |float32 - int8| / |float32| of its matrix, as norms.
+
+    Attributes:
+        relative: of the whole matrix.
+        largest: of the entry of the vocabulary where it is largest.
+    """
+
+    relative: float
+    largest: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """What a folder holds, and what it was made of and by.
 
@@ -49,9 +63,11 @@ class Manifest:
         backend: which engine; None for graphs.
         config: of the model, its number of layers that of the graphs.
         dtype: of activations and cache.
+        head: matrix of the head. A manifest from before there was a choice says nothing: float32.
+        head_error: what int8 did to it; None for a float32 head.
         source: fingerprint of every source file that went in, by path.
         versions: of the packages that made it.
-        files: graphs, index and tokenizer, by name.
+        files: graphs, index, tokenizer and the weights of an int8 head, by name.
         weight_files: by path below the weights' folder.
         ports: the I/O table: graph kind -> rows of name, direction, shape, dtype, aliases.
         lowering: op type -> how many nodes run natively, and how many by function body.
@@ -61,6 +77,8 @@ class Manifest:
     backend: str | None
     config: GrokConfig
     dtype: Dtype
+    head: HeadDtype = "float32"
+    head_error: HeadError | None = None
     weights: WeightsPlace
     source: dict[str, str]
     versions: dict[str, str]
@@ -91,6 +109,9 @@ class Manifest:
         faults: list[str] = []
         parts: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
+            if field.name not in value and field.default is not dataclasses.MISSING:
+                parts[field.name] = field.default
+                continue
             try:
                 parts[field.name] = _PARTS[field.name](value[field.name])
             except KeyError:
@@ -99,6 +120,8 @@ class Manifest:
                 faults.append(f"{field.name}: {error}")
         if not faults and (parts["kind"] == "engine") != (parts["backend"] is not None):
             faults.append(f"kind is {parts['kind']}, backend {parts['backend']}")
+        if not faults and (parts["head"] == "int8") != (parts["head_error"] is not None):
+            faults.append(f"head is {parts['head']}, head_error {parts['head_error']}")
         if faults:
             raise BundleError(f"{source} is damaged ({'; '.join(faults)}): build the bundle again")
         return cls(**parts)
@@ -139,6 +162,15 @@ def _config(value: Any) -> GrokConfig:
     return GrokConfig.from_dict(_object(value), source="of the model")
 
 
+def _head_error(value: Any) -> HeadError | None:
+    if value is None:
+        return None
+    for name, number in _object(value).items():
+        if type(number) is not float or not 0 <= number < math.inf:
+            raise ValueError(f"{name} is {number!r}, no finite float from 0")
+    return HeadError(**value)
+
+
 def _place(value: Any) -> WeightsPlace:
     place = WeightsPlace(**_object(value))
     if type(place.copied) is not bool:
@@ -169,6 +201,8 @@ _PARTS: dict[str, Callable[[Any], Any]] = {
     "backend": _name,
     "config": _config,
     "dtype": _one_of(*DTYPES),
+    "head": _one_of(*HEAD_DTYPES),
+    "head_error": _head_error,
     "weights": _place,
     "source": _table_of(str),
     "versions": _table_of(str),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from export_grok.artifacts import Bundle
-from export_grok.config import Dtype, GrokConfig
+from export_grok.config import Dtype, GrokConfig, HeadDtype
 from export_grok.engines.pipeline import engine_from_source
 from export_grok.export import graph_folder
 from export_grok.export.demo import write_demo_checkpoint
@@ -44,9 +44,11 @@ _built: dict[str, Bundle] = {}
 
 
 @functools.cache
-def traced(kind: "GraphKind", config: GrokConfig, dtype: Dtype) -> "ir.Model":
+def traced(
+    kind: "GraphKind", config: GrokConfig, dtype: Dtype, head: HeadDtype = "float32"
+) -> "ir.Model":
     """Return the template of a graph; the stages clone it before they change it."""
-    return template_from_config(kind, config, dtype)
+    return template_from_config(kind, config, dtype, head)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from export_grok.artifacts import (
+    HEAD_WEIGHTS,
     MANIFEST,
     WEIGHT_INDEX,
     Bundle,
@@ -23,7 +25,7 @@ from export_grok.artifacts import (
 from export_grok.config import DTYPES, GrokConfig
 from export_grok.errors import BundleError
 from export_grok.files import fingerprint
-from export_grok.manifest import FileRecord, Manifest, WeightsPlace
+from export_grok.manifest import FileRecord, HeadError, Manifest, WeightsPlace
 from export_grok.weights import Weight, WeightIndex
 from tests.damaged import damaged
 
@@ -46,9 +48,9 @@ def made(tmp_path: Path, tiny_config: GrokConfig) -> Path:
         weights={"w": Weight(name="w", file="w", offset=0, dtype="float32", shape=(6,))},
         files={"w": 24},
     ).write(folder / WEIGHT_INDEX)
-    for name in ("head.onnx", "head.ort.onnx"):
+    for name in ("head.onnx", "head.ort.onnx", HEAD_WEIGHTS):
         (folder / name).write_bytes(b"graph")
-    files = ("head.onnx", "head.ort.onnx", WEIGHT_INDEX)
+    files = ("head.onnx", "head.ort.onnx", HEAD_WEIGHTS, WEIGHT_INDEX)
     write_manifest(
         folder,
         Manifest(
@@ -56,6 +58,8 @@ def made(tmp_path: Path, tiny_config: GrokConfig) -> Path:
             backend="ort",
             config=tiny_config,
             dtype="float32",
+            head="int8",
+            head_error=HeadError(relative=0.005, largest=0.01),
             weights=WeightsPlace(copied=False, relative="../checkpoint", absolute=str(weights)),
             source={"w": fingerprint(weights / "w")},
             versions={"onnx": "1"},
@@ -91,11 +95,13 @@ def test_a_whole_bundle_opens(made: Path) -> None:
     assert bundle.folder == made
     assert bundle.config == bundle.manifest.config
     assert bundle.weights_root == made.parent / "checkpoint"
+    assert bundle.head_root == made
     assert bundle.index()["w"].shape == (6,)
     assert bundle.tokenizer is None
 
 
 texts = st.dictionaries(st.text(), st.text(), max_size=3)
+errors = st.floats(min_value=0, allow_infinity=False)
 records = st.dictionaries(
     st.from_regex(r"[a-z]{1,5}(/[a-z]{1,5})?", fullmatch=True),
     st.builds(FileRecord, bytes=st.integers(0, 2**50), fingerprint=st.text()),
@@ -107,6 +113,7 @@ records = st.dictionaries(
 @given(
     kind=st.sampled_from([("graphs", None), ("engine", "ort"), ("engine", "trt")]),
     dtype=st.sampled_from(DTYPES),
+    error=st.none() | st.builds(HeadError, relative=errors, largest=errors),
     texts=texts,
     records=records,
     copied=st.booleans(),
@@ -115,6 +122,7 @@ records = st.dictionaries(
 def test_a_manifest_survives_json(
     kind: tuple[Any, str | None],
     dtype: Any,
+    error: HeadError | None,
     texts: dict[str, str],
     records: dict[str, FileRecord],
     copied: bool,
@@ -127,6 +135,8 @@ def test_a_manifest_survives_json(
         backend=kind[1],
         config=tiny_config,
         dtype=dtype,
+        head="float32" if error is None else "int8",
+        head_error=error,
         weights=WeightsPlace(copied=copied, relative=".", absolute=""),
         source=texts,
         versions=texts,
@@ -161,6 +171,9 @@ def _holds_types(bundle: Bundle) -> None:
     manifest = bundle.manifest
     assert isinstance(manifest.config, GrokConfig)
     assert manifest.dtype in DTYPES
+    assert manifest.head == ("float32" if manifest.head_error is None else "int8")
+    if manifest.head_error is not None:
+        assert all(math.isfinite(error) for error in dataclasses.astuple(manifest.head_error))
     assert (manifest.kind == "engine") == isinstance(manifest.backend, str)
     for table in (manifest.source, manifest.versions):
         assert all(type(text) is str for text in table.values())
@@ -218,6 +231,37 @@ def test_a_path_out_of_the_folder_is_refused(
 ) -> None:
     rewrite(lambda value: value[table].update({name: {"bytes": 24, "fingerprint": "x"}}))
     assert f"{table}: {name!r} is outside the folder" in refusal(made)
+
+
+def test_a_manifest_from_before_there_was_a_choice_of_head_has_a_float32_one(
+    made: Path, rewrite: Rewrite
+) -> None:
+    def change(value: dict[str, Any]) -> None:
+        del value["head"], value["head_error"]
+
+    rewrite(change)
+    bundle = open_bundle(made)
+    assert (bundle.manifest.head, bundle.manifest.head_error) == ("float32", None)
+    assert bundle.head_root == bundle.weights_root
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"head": "int4"}, "head: 'int4' is none of float32, int8"),
+        ({"head": "float32"}, "head is float32, head_error HeadError(relative=0.005"),
+        ({"head_error": None}, "head is int8, head_error None"),
+        ({"head_error": {"relative": 0.1}}, "head_error: "),
+        ({"head_error": {"relative": -0.1, "largest": 0.1}}, "relative is -0.1, no finite float"),
+        ({"head_error": {"relative": 1, "largest": 0.1}}, "relative is 1, no finite float"),
+        ({"head_error": [0.1, 0.1]}, "is no object"),
+    ],
+)
+def test_a_head_that_contradicts_itself_is_refused(
+    changes: dict[str, Any], said: str, made: Path, rewrite: Rewrite
+) -> None:
+    rewrite(lambda value: value.update(changes))
+    assert said in refusal(made)
 
 
 def test_all_damaged_fields_are_named_at_once(made: Path, rewrite: Rewrite) -> None:

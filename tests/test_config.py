@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from export_grok.config import GROK_1, TENSOR_PARALLEL_SIZES, GrokConfig
+from export_grok.config import GROK_1, TENSOR_PARALLEL_SIZES, ExportOptions, GrokConfig
 from export_grok.errors import ConfigError
 from export_grok.export.checkpoint import released_files
 from export_grok.export.parameters import model_parameters
@@ -276,3 +276,19 @@ def test_shares_add_up_or_are_refused(config: GrokConfig, size: int) -> None:
         return
     for part in ("num_q_heads", "num_kv_heads", "ffn_size", "vocab_size"):
         assert getattr(rank, part) * size == getattr(config, part)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"dtype": "float8"}, "dtype is 'float8'; use float32, float16, bfloat16"),
+        ({"head": "int4"}, "head is 'int4'; use float32, int8"),
+        ({"head": None}, "head is None; use float32, int8"),
+    ],
+)
+def test_an_unknown_option_of_the_graphs_is_refused_with_those_there_are(
+    options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ExportOptions(**options)
+    assert str(caught.value) == said

@@ -5,6 +5,7 @@ address, input and output of a cache to one memory, so a step copies no cache an
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
@@ -47,17 +48,18 @@ class OrtSession:
         self.batch = batch
         self.max_length = max_length
         self._bundle = bundle
-        self._options = _session_options(bundle, threads)
+        self._options = _session_options(bundle.weights_root, threads)
+        self._head_options = _session_options(bundle.head_root, threads)
         config = bundle.config
         shape = (batch, config.num_kv_heads, max_length, config.key_size)
         # zeros() takes pages from the system when they are first written.
         self.keys = [np.zeros(shape, np.float32) for _ in range(config.num_layers)]
         self.values = [np.zeros(shape, np.float32) for _ in range(config.num_layers)]
-        self._embedding = self._load("embedding")
+        self._embedding = self._load("embedding", self._options)
         self._layers = []
         with progress_bar("loading", config.num_layers, unit="layers") as advance:
             for layer in range(config.num_layers):
-                self._layers.append(self._load("layer", layer))
+                self._layers.append(self._load("layer", self._options, layer))
                 advance(1)
         self._heads: dict[str, ort.InferenceSession] = {}
         self._chains: dict[int, _Chain] = {}
@@ -98,7 +100,7 @@ class OrtSession:
         self, kind: str, inputs: dict[str, _Array], lead: tuple[int, ...]
     ) -> NDArray[np.float32]:
         if kind not in self._heads:
-            self._heads[kind] = self._load(kind)
+            self._heads[kind] = self._load(kind, self._head_options)
         session = self._heads[kind]
         logits = np.empty((*lead, self.config.vocab_size), np.float32)
         session.run_with_iobinding(_bound(session, inputs, {"logits": logits}))
@@ -146,11 +148,13 @@ class OrtSession:
             self._chains[tokens] = _Chain(self, self._embedding, self._layers, tokens)
         return self._chains[tokens]
 
-    def _load(self, kind: str, layer: int | None = None) -> ort.InferenceSession:
+    def _load(
+        self, kind: str, options: ort.SessionOptions, layer: int | None = None
+    ) -> ort.InferenceSession:
         path = self._bundle.folder / graph_file(kind, layer, variant="ort")
         try:
             return ort.InferenceSession(
-                str(path), self._options, providers=["CPUExecutionProvider"]
+                str(path), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # ONNX Runtime has no common base for its errors
             raise BundleError(
@@ -204,14 +208,14 @@ def _bound(
     return binding
 
 
-def _session_options(bundle: Bundle, threads: int | None) -> ort.SessionOptions:
+def _session_options(weights_root: Path, threads: int | None) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.log_severity_level = 3
     if threads is not None:
         options.intra_op_num_threads = threads
     entries = {
         # Initialisers lie where the manifest says, in the bundle or not.
-        "session.model_external_initializers_file_folder_path": str(bundle.weights_root),
+        "session.model_external_initializers_file_folder_path": str(weights_root),
         # Each session has its own threads. Spinning, those of one layer would take the cores
         # from the next: 17 times slower with 24 sessions on 2 cores.
         "session.intra_op.allow_spinning": "0",

@@ -37,7 +37,7 @@ def build_engine(
     from export_grok.engines.pipeline import engine_from_source, takes_graphs
 
     if takes_graphs(source, out):
-        _refuse_given("dtype", "layers", "weights", "config", source=source)
+        _refuse_given("dtype", "head", "layers", "weights", "config", source=source)
     bundle = engine_from_source(
         source,
         out,

@@ -25,6 +25,7 @@ def export(checkpoint: Path, out: Path, weights: str, **options: Any) -> None:
         checkpoint, out, ExportOptions(copy_weights=weights == "copy", **options)
     )
     manifest = bundle.manifest
+    head = ", head in int8" if manifest.head == "int8" else ""
     click.echo(
-        f"{bundle.folder}: graphs of {manifest.config.num_layers} layers in {manifest.dtype}"
+        f"{bundle.folder}: graphs of {manifest.config.num_layers} layers in {manifest.dtype}{head}"
     )

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from export_grok.config import DTYPES, GROK_1, ExportOptions, GrokConfig
+from export_grok.config import DTYPES, GROK_1, HEAD_DTYPES, ExportOptions, GrokConfig
 
 __all__ = [
     "FOLDER",
@@ -76,6 +76,13 @@ def graph_options(command: Command) -> Command:
             help="Point at the weights where they lie, or copy them into --out.",
         ),
         layers_option,
+        click.option(
+            "--head",
+            type=click.Choice(HEAD_DTYPES),
+            default=defaults.head,
+            show_default=True,
+            help="Matrix of the head: the embedding's table, or an int8 copy of it in --out.",
+        ),
         click.option(
             "--dtype",
             type=click.Choice(DTYPES),
