@@ -16,7 +16,7 @@ from export_grok.runtime.sampling import sample
 __all__ = ["FinishReason", "Request", "Step", "decode", "teacher_forced"]
 
 # Tokens of a prompt that go through the layers at once. Weights are read once a chunk.
-CHUNK = 128
+CHUNK = 256
 
 FinishReason = Literal["stop", "length"]
 

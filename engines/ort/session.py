@@ -1,5 +1,8 @@
 """Run a bundle in ONNX Runtime: one session a graph, the cache written in place.
 
+With native kernels (`plugins.kernels`) the stamped graphs run as they are: the library's ops stand
+for the op nodes. Without, the lowered graphs run by what ONNX Runtime has built in.
+
 Keys, values and the residual stream live in arrays that are allocated once. They are bound by
 address, input and output of a cache to one memory, so a step copies no cache and allocates none.
 """
@@ -13,6 +16,7 @@ from numpy.typing import NDArray
 
 from export_grok.artifacts import Bundle, graph_file
 from export_grok.errors import BundleError, RequestError
+from export_grok.plugins.kernels import Kernels, native_kernels
 from export_grok.progress import progress_bar
 
 __all__ = ["OrtSession", "open_engine"]
@@ -34,6 +38,7 @@ class OrtSession:
         config: of the model.
         batch: rows, B.
         max_length: slots of the cache for each row, T.
+        kernels: which run.
         keys: for each layer float32 [B, Hkv, T, D].
         values: for each layer, likewise.
 
@@ -47,9 +52,10 @@ class OrtSession:
         self.config = bundle.config
         self.batch = batch
         self.max_length = max_length
+        self.kernels = native_kernels()
         self._bundle = bundle
-        self._options = _session_options(bundle.weights_root, threads)
-        self._head_options = _session_options(bundle.head_root, threads)
+        self._options = _session_options(bundle.weights_root, threads, self.kernels)
+        self._head_options = _session_options(bundle.head_root, threads, self.kernels)
         config = bundle.config
         shape = (batch, config.num_kv_heads, max_length, config.key_size)
         # zeros() takes pages from the system when they are first written.
@@ -151,11 +157,10 @@ class OrtSession:
     def _load(
         self, kind: str, options: ort.SessionOptions, layer: int | None = None
     ) -> ort.InferenceSession:
-        path = self._bundle.folder / graph_file(kind, layer, variant="ort")
+        variant = "" if self.kernels.library else "ort"
+        path = self._bundle.folder / graph_file(kind, layer, variant=variant)
         try:
-            return ort.InferenceSession(
-                str(path), options, providers=["CPUExecutionProvider"]
-            )
+            return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime has no common base for its errors
             raise BundleError(
                 f"{path} does not load in ONNX Runtime {ort.__version__}: {error}"
@@ -208,7 +213,9 @@ def _bound(
     return binding
 
 
-def _session_options(weights_root: Path, threads: int | None) -> ort.SessionOptions:
+def _session_options(
+    weights_root: Path, threads: int | None, kernels: Kernels
+) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.log_severity_level = 3
     if threads is not None:
@@ -216,10 +223,14 @@ def _session_options(weights_root: Path, threads: int | None) -> ort.SessionOpti
     entries = {
         # Initialisers lie where the manifest says, in the bundle or not.
         "session.model_external_initializers_file_folder_path": str(weights_root),
-        # Each session has its own threads. Spinning, those of one layer would take the cores
+        # Each session has its own threads. Spinning on, those of one layer would take the cores
         # from the next: 17 times slower with 24 sessions on 2 cores.
-        "session.intra_op.allow_spinning": "0",
+        "session.force_spinning_stop": "1",
     }
+    if kernels.library is not None:
+        options.register_custom_ops_library(str(kernels.library))
+        # What is left are small matrices, and the head: packed once more, it would be private.
+        entries["session.disable_prepacking"] = "1"
     for key, value in entries.items():
         options.add_session_config_entry(key, value)
     return options
