@@ -14,8 +14,10 @@ from typing import NoReturn
 import click
 
 from export_grok import __version__
+from export_grok.commands.bench import bench
 from export_grok.commands.build_engine import build_engine
 from export_grok.commands.demo_checkpoint import demo_checkpoint
+from export_grok.commands.doctor import doctor
 from export_grok.commands.evaluate import evaluate
 from export_grok.commands.export import export
 from export_grok.commands.generate import generate
@@ -114,7 +116,9 @@ for command in (
     generate,
     logits,
     evaluate,
+    bench,
     inspect,
+    doctor,
     quantise_report,
     demo_checkpoint,
 ):

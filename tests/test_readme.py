@@ -1,5 +1,6 @@
 """Every command of README.md runs as it stands there."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -70,11 +71,17 @@ def test_commands_run_in_their_order(tmp_path: Path) -> None:
         else:
             lines = [shlex.split(command) for command in commands(block)]
         for line in lines:
+            environment = dict(os.environ)
+            while "=" in line[0]:
+                name, _, value = line.pop(0).partition("=")
+                environment[name] = value
             program = {"export-grok": [sys.executable, "-m", "export_grok"]}
             line = program.get(line[0], [line[0]]) + line[1:]
             if line[0] == "python":
                 line[0] = sys.executable
-            done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+            done = subprocess.run(
+                line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+            )
             assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 
