@@ -1,0 +1,106 @@
+"""Cores, caches and memory, as the system tells of them; None where it does not."""
+
+import os
+import resource
+import threading
+from pathlib import Path
+from types import TracebackType
+
+__all__ = ["PeakMemory", "cache_bytes", "cores", "pages_from_disk"]
+
+STATUS = Path("/proc/self/status")
+CPUS = Path("/sys/devices/system/cpu")
+INTERVAL = 0.01
+
+
+class PeakMemory:
+    """The most memory this process has while the block runs, looked at every 10 ms.
+
+    Attributes:
+        private: bytes of its own (RssAnon); None where the system does not say.
+        mapped: bytes of mapped files that are in memory (RssFile), likewise.
+    """
+
+    def __init__(self) -> None:
+        self.private: int | None = None
+        self.mapped: int | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "PeakMemory":
+        self._look()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._look()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(INTERVAL):
+            self._look()
+
+    def _look(self) -> None:
+        found = _status()
+        self.private = _larger(self.private, found.get("RssAnon"))
+        self.mapped = _larger(self.mapped, found.get("RssFile"))
+
+
+def cores() -> int:
+    """Return how many cores this process may use; the threads of one core count once.
+
+    It is how many threads ONNX Runtime takes by itself.
+    """
+    siblings = (CPUS / f"cpu{cpu}/topology/thread_siblings_list" for cpu in _cpus())
+    return len({_text(path) or str(path) for path in siblings})
+
+
+def cache_bytes() -> int | None:
+    """Return the length of the last-level caches of those cores, one that is shared once."""
+    found: dict[tuple[int, str], int] = {}
+    for cpu in _cpus():
+        for cache in (CPUS / f"cpu{cpu}/cache").glob("index*"):
+            level, size = _text(cache / "level"), _text(cache / "size")
+            if level.isdecimal() and size.endswith("K") and size[:-1].isdecimal():
+                found[int(level), _text(cache / "shared_cpu_list")] = int(size[:-1]) << 10
+    last = max((level for level, _ in found), default=None)
+    return sum(size for (level, _), size in found.items() if level == last) or None
+
+
+def pages_from_disk() -> int:
+    """Return how many pages this process had to wait for until now."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+
+
+def _cpus() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _status() -> dict[str, int]:
+    """Return the lines of /proc/self/status that are lengths, in bytes."""
+    lines = [line.split() for line in _text(STATUS).splitlines()]
+    return {
+        words[0].rstrip(":"): int(words[1]) << 10
+        for words in lines
+        if len(words) == 3 and words[2] == "kB"
+    }
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    found = [value for value in (one, other) if value is not None]
+    return max(found, default=None)
