@@ -131,6 +131,10 @@ void attend(const grok1::AttentionShare& share) {
       const float* const four[4] = {query(row), query(row + 1), query(row + 2), query(row + 3)};
       dot_rows<4>(four, keys, count, size, share.scores + row * width, width);
     }
+    for (; row + 2 <= rows; row += 2) {
+      const float* const two[2] = {query(row), query(row + 1)};
+      dot_rows<2>(two, keys, count, size, share.scores + row * width, width);
+    }
     for (; row < rows; row++) {
       const float* const one[1] = {query(row)};
       dot_rows<1>(one, keys, count, size, share.scores + row * width, width);
@@ -147,6 +151,9 @@ void attend(const grok1::AttentionShare& share) {
     }
     for (row = 0; row + 4 <= rows; row += 4)
       value_rows<4>(share.scores + row * width, width, values, count, size,
+                    share.mean + row * size);
+    for (; row + 2 <= rows; row += 2)
+      value_rows<2>(share.scores + row * width, width, values, count, size,
                     share.mean + row * size);
     for (; row < rows; row++)
       value_rows<1>(share.scores + row * width, width, values, count, size,

@@ -74,11 +74,19 @@ inline Vec minimum(Vec a, Vec b) { return a < b ? a : b; }
 inline Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
 
 inline float total(Vec v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps(v);
+#elif defined(__AVX2__)
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+#else
   float lanes[W];
   store(lanes, v);
   for (size_t half = W / 2; half; half /= 2)
     for (size_t i = 0; i < half; i++) lanes[i] += lanes[i + half];
   return lanes[0];
+#endif
 }
 
 inline float largest(Vec v) {
