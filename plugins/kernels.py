@@ -94,8 +94,11 @@ def _found(choice: str, isa: str) -> Kernels:
     path = libraries[0]
     try:
         library = _loaded(path)
-    except OSError as error:
-        return Kernels(reason=f"{path} does not load ({error}); install export-grok again here")
+    except (OSError, AttributeError) as error:
+        return Kernels(
+            reason=f"{path} does not load here: it was compiled for another machine, or is "
+            f"damaged ({error}); install export-grok again"
+        )
     supported = tuple(library.grok1_supported().decode().split())
     if isa and isa not in supported:
         raise ConfigError(f"{ISA} is {isa!r}; this CPU and library have {', '.join(supported)}")

@@ -33,6 +33,7 @@ class Int8Linear {
 
   void compute(const Context& context) const {
     const Tensor x = context.input(0);
+    require(context.input(1).rank == 2, "weight must be [K, N]");
     const Matrix matrix = matrix_of(context.input(1), context.input(2));
     require(x.rank >= 1 && x.last() == matrix.rows, "x must have as many columns as weight rows");
     Shape shape = x.shape();

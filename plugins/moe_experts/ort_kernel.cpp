@@ -166,6 +166,10 @@ class MoeExperts {
 
   void compute(const Context& context) const {
     const Tensor x = context.input(0), gates = context.input(1), experts = context.input(2);
+    for (const size_t weight : {3, 5, 7})
+      require(context.input(weight).rank == 3 &&
+                  context.input(weight).dims[0] == context.input(3).dims[0],
+              "gate_weight, up_weight and down_weight must be [E, K, N] of the same experts");
     const Matrix gate = matrix_of(context.input(3), context.input(4));
     const Matrix up = matrix_of(context.input(5), context.input(6));
     const Matrix down = matrix_of(context.input(7), context.input(8));
@@ -173,7 +177,7 @@ class MoeExperts {
     require(x.rank >= 1 && x.last() == gate.rows && up.rows == gate.rows &&
                 up.columns == gate.columns && down.rows == gate.columns,
             "x, gate_weight, up_weight and down_weight do not fit each other");
-    require(gates.size() == experts.size() && gates.rank == x.rank && gates.last() > 0 &&
+    require(gates.same_shape(experts) && gates.rank == x.rank && gates.last() > 0 &&
                 gates.size() / gates.last() == x.size() / gate.rows,
             "gates and experts must have the tokens of x and as many choices");
     for (size_t i = 0; i < experts.size(); i++)

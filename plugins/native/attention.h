@@ -101,7 +101,7 @@ inline void soften(float* scores, size_t count, size_t width, float scale, float
   Vec part = {};
   for (size_t k = 0; k < width; k += W) {
     const Vec x = load(scores + k);
-    const IntVec seen = x > -INFINITY;
+    const IntVec seen = x != -INFINITY;  // NaN is seen
     const Vec weight = from_bits(bits<IntVec>(exp_of(x - now)) & seen);
     store(scores + k, weight);
     part += weight;

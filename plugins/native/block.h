@@ -70,6 +70,31 @@ void scale_row(const float* sums, const grok1::Matrix& matrix, size_t scale, siz
   }
 }
 
+// Asks for the rows that are unpacked next, a few lines at a time: asked for at once they would fill
+// the queue to memory, and unpacking would wait for it.
+class Ahead {
+ public:
+  Ahead(const int8_t* from, size_t stride, size_t rows, size_t columns, size_t steps)
+      : row_(from), stride_(stride), rows_(rows), columns_(columns) {
+    at_once_ = (rows * ((columns + 63) / 64) + steps - 1) / steps;
+  }
+
+  void step() {
+    for (size_t i = 0; i < at_once_ && rows_; i++) {
+      __builtin_prefetch(row_ + column_, 0, 2);
+      column_ += 64;
+      if (column_ < columns_) continue;
+      column_ = 0;
+      row_ += stride_;
+      rows_--;
+    }
+  }
+
+ private:
+  const int8_t* row_;
+  size_t stride_, rows_, columns_, at_once_, column_ = 0;
+};
+
 template <class Strips>
 void block(const grok1::PackedRows& x, const grok1::Matrix& matrix, size_t first, size_t end,
            float* y, size_t y_stride, char* scratch) {
@@ -86,10 +111,16 @@ void block(const grok1::PackedRows& x, const grok1::Matrix& matrix, size_t first
       const size_t number = g * x.blocks_per_group() + k / grok1::kBlockRows;
       const int8_t* w = matrix.codes + (g * group_rows + k) * matrix.columns + first;
       Strips::unpack(w, matrix.columns, rows, columns, strips);
+      const size_t left = matrix.rows - g * group_rows - k - rows;
+      const size_t tiles = (x.count + Strips::kTile - 1) / Strips::kTile;
+      Ahead ahead(w + rows * matrix.columns, matrix.columns,
+                  left < grok1::kBlockRows ? left : grok1::kBlockRows, columns,
+                  padded / kStrip * tiles);
       for (size_t n = 0; n < padded; n += kStrip) {
         const Element* strip = strips + n / kStrip * Strips::elements(rows, kStrip);
         for (size_t m = 0; m < x.count; m += Strips::kTile) {
           const size_t tile = x.count - m < Strips::kTile ? x.count - m : Strips::kTile;
+          ahead.step();
           const size_t place = m * x.stride() + (g * group_stride + k) * tile;
           Tiles<Strips, Strips::kTile>::run(
               tile, x.data + place * Strips::kElementBytes,

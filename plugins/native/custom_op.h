@@ -19,8 +19,9 @@ inline void require(bool right, const char* message) {
 
 inline void check(OrtStatus* status) {
   if (!status) return;
+  const std::string message = api->GetErrorMessage(status);
   api->ReleaseStatus(status);
-  throw std::runtime_error("ONNX Runtime refused what every kernel may ask of it");
+  throw std::runtime_error(message);
 }
 
 constexpr size_t kMostAxes = 8;
@@ -119,7 +120,8 @@ inline Matrix matrix_of(const Tensor& codes, const Tensor& scales) {
     require(codes.dims[axis] == scales.dims[axis], "scales must have their matrices' first axes");
   const size_t rows = codes.dim(codes.rank - 2), columns = codes.last();
   const size_t groups = scales.dim(scales.rank - 2);
-  require(rows > 0 && columns > 0 && scales.last() == columns, "scales must have a matrix's columns");
+  require(rows > 0 && columns > 0, "a matrix must have rows and columns");
+  require(scales.last() == columns, "scales must have a matrix's columns");
   require(groups > 0 && rows % groups == 0, "rows must divide into the groups of scales");
   require(scales.type == kFloat || scales.type == kFloat16 || scales.type == kBFloat16,
           "scales must be float32, float16 or bfloat16");

@@ -21,8 +21,6 @@ struct FloatStrips {
   static void unpack(const int8_t* w, size_t stride, size_t rows, size_t columns, float* strips) {
     for (size_t k = 0; k < rows; k++) {
       const int8_t* row = w + k * stride;
-      for (size_t line = 0; line < columns; line += 64)
-        __builtin_prefetch(row + rows * stride + line, 0, 2);  // the next block of rows
       float* to = strips + k * kStrip;
       size_t n = 0;
       for (; n + kStrip <= columns; n += kStrip, to += rows * kStrip) {

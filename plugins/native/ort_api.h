@@ -30,7 +30,9 @@ enum ElementType : int {
 
 struct OrtApi {
   OrtStatus* (*CreateStatus)(int, const char*);  // place 0
-  void* skip1[25];
+  void* skip1;
+  const char* (*GetErrorMessage)(const OrtStatus*);  // 2
+  void* skip3[23];
   OrtStatus* (*CreateCustomOpDomain)(const char*, OrtCustomOpDomain**);  // 26
   OrtStatus* (*CustomOpDomain_Add)(OrtCustomOpDomain*, const struct OrtCustomOp*);
   OrtStatus* (*AddCustomOpDomain)(OrtSessionOptions*, OrtCustomOpDomain*);

@@ -161,7 +161,7 @@ class Product {
   }
 
   // A few rows wait for memory, which likes long pieces; many compute, and want the cache.
-  size_t columns_per_block() const { return rows_->count() <= 32 ? 256 : 128; }
+  size_t columns_per_block() const { return rows_->count() <= 64 ? 256 : 128; }
 
   const Rows* rows_;
   Matrix matrix_;

@@ -70,8 +70,9 @@ inline Vec from_bits(IntVec v) {
   return f;
 }
 
-inline Vec minimum(Vec a, Vec b) { return a < b ? a : b; }
-inline Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
+// Both keep a NaN in a.
+inline Vec minimum(Vec a, Vec b) { return a > b ? b : a; }
+inline Vec maximum(Vec a, Vec b) { return a < b ? b : a; }
 
 inline float total(Vec v) {
 #if defined(__AVX512F__)

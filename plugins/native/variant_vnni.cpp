@@ -5,7 +5,7 @@
 //
 //     x = m / 127 * (a + b / 254 + c / 254^2)
 //
-// up to m * 3e-8, half a unit in the last place of a float32 m. Weights and sums are exact: a
+// up to m * 6e-8, half a unit in the last place of a float32 between m / 2 and m. Weights and sums are exact: a
 // block's are below 127 * 255 * 256 < 2^31. The instruction takes one factor without sign, so it
 // gets weight + 128, and 128 * (sum of a) is taken off again.
 #include "variant.h"
@@ -14,6 +14,7 @@ namespace {
 
 constexpr size_t kTerms = 3;
 constexpr float kTop = 127, kStep = 254;
+constexpr float kLeast = 1e-36f;  // of which kTop / m is a float
 constexpr size_t kQuad = 64;  // columns that are unpacked at once, into two strips
 
 struct ByteStrips {
@@ -42,7 +43,6 @@ struct ByteStrips {
 #pragma GCC unroll 4
         for (size_t r = 0; r < 4; r++) {
           const int8_t* from = w + (k + r) * stride + n;
-          __builtin_prefetch(from + rows * stride, 0, 2);  // the next block of rows
           row[r] = _mm512_maskz_loadu_epi8(k + r < rows ? inside : 0, from);
           row[r] = _mm512_xor_si512(row[r], sign);
         }
@@ -121,11 +121,14 @@ struct ByteStrips {
   // Writes the terms of one row's block, four k of a term side by side, `stride` bytes from four to
   // four.
   static void pack_block(const float* x, size_t length, char* to, size_t stride, float* factors) {
-    __m512 most = _mm512_setzero_ps();
-    for (size_t k = 0; k < length; k += W)
-      most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_maskz_loadu_ps(mask(length - k), x + k)));
-    const float high = _mm512_reduce_max_ps(most);
-    const float codes = high > 0 ? kTop / high : 0.0f;
+    Vec most = {}, sum = {};
+    for (size_t k = 0; k < length; k += W) {
+      const Vec magnitude = _mm512_abs_ps(_mm512_maskz_loadu_ps(mask(length - k), x + k));
+      most = maximum(most, magnitude);
+      sum += magnitude;
+    }
+    const float high = largest(most);
+    const float codes = high > kLeast ? kTop / high : 0.0f;
     __m512i sums[kTerms] = {};
     for (size_t k = 0; k < length; k += W) {
       __m512 rest = _mm512_maskz_loadu_ps(mask(length - k), x + k) * codes;
@@ -139,7 +142,7 @@ struct ByteStrips {
       for (size_t four = 0; four < W && k + four < length; four += 4, to += stride)
         for (size_t t = 0; t < kTerms; t++) memcpy(to + t * 4, bytes[t] + four, 4);
     }
-    factors[0] = high / kTop;
+    factors[0] = std::isnan(total(sum)) ? NAN : high / kTop;  // the largest has none
     for (size_t t = 0; t < kTerms; t++) {
       const int32_t start = -128 * _mm512_reduce_add_epi32(sums[t]);
       memcpy(factors + 1 + t, &start, sizeof start);
