@@ -43,7 +43,7 @@ class LoweringReport:
         """
         if self.kept:
             raise BuildError(
-                f"{self.kept.total()} op nodes have no native kernel and would run by their slow "
+                f"{self.kept.total()} op nodes could not be lowered and would run by their slow "
                 "function body; allow that with --allow-functions.\n  "
                 + "\n  ".join(dict.fromkeys(self.reasons))
             )

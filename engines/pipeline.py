@@ -35,7 +35,7 @@ def engine_from_source(
         source: folder of a checkpoint, a store, or graphs.
         out: folder of the bundle. Graphs get their engine in their own folder.
         backend: which engine.
-        allow_functions: let ops without a native kernel run by their function bodies.
+        allow_functions: let ops that could not be lowered run by their function bodies.
         options: how the graphs of a checkpoint are made.
 
     Raises:

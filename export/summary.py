@@ -56,7 +56,7 @@ class Summary:
         head: matrix of the head; of a checkpoint the embedding's table.
         head_bytes: length of that matrix, scales included.
         head_error: what int8 did to it; None for the table.
-        lowering: op type -> nodes that run natively, and by function body.
+        lowering: op type -> nodes that were lowered, and that run by function body.
         files: weight files.
         file_bytes: their length together.
         parameters: numbers the model is made of; scales are counted apart.

@@ -39,7 +39,7 @@ def print_summary(summary: Summary, *, bandwidth: float) -> None:
     if summary.backend:
         facts.add_row("engine", summary.backend)
     for op, counts in summary.lowering.items():
-        facts.add_row(f"  {op}", f"{counts['native']} native, {counts['function']} by function")
+        facts.add_row(f"  {op}", f"{counts['lowered']} lowered, {counts['function']} by function")
     console.print(facts)
 
     cache = summary.dtype or "bfloat16"

@@ -70,7 +70,7 @@ class Manifest:
         files: graphs, index, tokenizer and the weights of an int8 head, by name.
         weight_files: by path below the weights' folder.
         ports: the I/O table: graph kind -> rows of name, direction, shape, dtype, aliases.
-        lowering: op type -> how many nodes run natively, and how many by function body.
+        lowering: op type -> how many nodes were lowered, and how many run by function body.
     """
 
     kind: Kind
@@ -190,7 +190,7 @@ def _records(value: Any) -> dict[str, FileRecord]:
 
 def _lowering(value: Any) -> dict[str, dict[str, int]]:
     for op, counts in _object(value).items():
-        if _table_of(int)(counts).keys() != {"native", "function"}:
+        if _table_of(int)(counts).keys() != {"lowered", "function"}:
             raise ValueError(f"{op} has counts of {', '.join(counts) or 'nothing'}")
     return _object(value)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from export_grok.artifacts import Bundle
+from export_grok.artifacts import Bundle, graph_file
 from export_grok.config import Dtype, GrokConfig, HeadDtype
 from export_grok.engines.pipeline import engine_from_source
 from export_grok.export import graph_folder
@@ -94,18 +94,19 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 def graphs_changed(
-    bundle: Bundle, folder: Path, change: Callable[["ir.Graph"], None], pattern: str = "layer_*"
+    bundle: Bundle, folder: Path, change: Callable[["ir.Model"], None], *, variant: str = "ort"
 ) -> Bundle:
-    """Copy a bundle's lowered graphs to `folder` and change those of the pattern."""
+    """Copy the graphs of a bundle to `folder` and change the layers of one variant."""
     import onnx_ir as ir
 
     from export_grok.export.graphs import write_graph
 
     folder.mkdir()
-    for path in bundle.folder.glob("*.ort.onnx"):
+    for path in bundle.folder.glob("*.onnx"):
         shutil.copy(path, folder)
-    for path in folder.glob(f"{pattern}.ort.onnx"):
+    for layer in range(bundle.config.num_layers):
+        path = folder / graph_file("layer", layer, variant=variant)
         model = ir.load(path)
-        change(model.graph)
+        change(model)
         write_graph(model, path)
     return dataclasses.replace(bundle, folder=folder)

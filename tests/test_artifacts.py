@@ -66,7 +66,7 @@ def made(tmp_path: Path, tiny_config: GrokConfig) -> Path:
             files={name: record_of(folder / name) for name in files},
             weight_files={"w": record_of(weights / "w")},
             ports={"head": [{"name": "h", "shape": ["B", 6]}]},
-            lowering={"GrokInt8Linear": {"native": 3, "function": 0}},
+            lowering={"GrokInt8Linear": {"lowered": 3, "function": 0}},
         ),
     )
     return folder
@@ -143,7 +143,7 @@ def test_a_manifest_survives_json(
         files=records,
         weight_files=records,
         ports={"layer": [{"name": "h", "shape": ["B", 1]}]},
-        lowering={op: {"native": count, "function": 0} for op, count in counts.items()},
+        lowering={op: {"lowered": count, "function": 0} for op, count in counts.items()},
     )
     write_manifest(tmp_path, manifest)
     value = json.loads((tmp_path / MANIFEST).read_bytes())
@@ -181,7 +181,7 @@ def _holds_types(bundle: Bundle) -> None:
         assert not Path(name).is_absolute()
         assert ".." not in Path(name).parts
     for counts in manifest.lowering.values():
-        assert type(counts["native"]) is type(counts["function"]) is int
+        assert type(counts["lowered"]) is type(counts["function"]) is int
 
 
 @pytest.mark.parametrize("version", [0, 2, "1", None])
@@ -270,7 +270,7 @@ def test_all_damaged_fields_are_named_at_once(made: Path, rewrite: Rewrite) -> N
         value["config"]["num_layers"] = 0
         value["dtype"] = "float8"
         value["weights"]["copied"] = "yes"
-        value["lowering"] = {"op": {"native": 1}}
+        value["lowering"] = {"op": {"lowered": 1}}
 
     rewrite(change)
     text = refusal(made)
@@ -279,7 +279,7 @@ def test_all_damaged_fields_are_named_at_once(made: Path, rewrite: Rewrite) -> N
         "num_layers is 0; it must be a positive",
         "dtype: 'float8' is none of float32, float16, bfloat16",
         "copied is 'yes'",
-        "lowering: op has counts of native",
+        "lowering: op has counts of lowered",
     ):
         assert said in text
 

@@ -59,8 +59,8 @@ def _grok(name: str, text: str, **environment: str) -> Peer:
 PEERS = (
     _grok("grok", "export-grok with its own kernels, int8 weights mapped where they lie"),
     _grok(
-        "grok-exact",
-        "the same without rounding activations to 16 bits in prefill",
+        "grok-avx512",
+        "the same without VNNI: prefill in float32 too, not as three 8-bit terms",
         EXPORT_GROK_ISA="avx512",
     ),
     _grok(
@@ -104,7 +104,7 @@ def reason_to_leave_out(peer: Peer, python: str) -> str | None:
         python: interpreter for it.
     """
     kernels = native_kernels()
-    if peer.name == "grok-exact" and kernels.isa != "avx512_vnni":
+    if peer.name == "grok-avx512" and kernels.isa != "avx512_vnni":
         return f"grok is exact with {kernels.isa or 'the kernels built into ONNX Runtime'}"
     if peer.name == "ort-int8" and kernels.library is None:
         return f"it is what grok computes with here: {kernels.reason}"

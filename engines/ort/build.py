@@ -13,6 +13,7 @@ from export_grok.export.graphs import write_graph
 from export_grok.export.plan import versions
 from export_grok.files import output_errors
 from export_grok.optional import require
+from export_grok.plugins.kernels import native_kernels
 from export_grok.progress import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -28,12 +29,17 @@ def build_engine(graphs: Bundle, *, allow_functions: bool = False) -> Bundle:
 
     A bundle of the same backend and versions is returned as it is.
 
+    An op that cannot be lowered runs by its function body where there are no native kernels. With
+    such here the engine is built, and a warning tells what is slow elsewhere; without, that has to
+    be allowed.
+
     Args:
         graphs: a folder of graphs. It gets the engine, and keeps its graphs.
-        allow_functions: let ops that could not be lowered run by their function bodies.
+        allow_functions: build the engine without native kernels too.
 
     Raises:
         BuildError: the dtype has no kernels, or an op was not lowered and must be.
+        ConfigError: native kernels are asked for and there are none.
         MissingDependencyError: ONNX Runtime is not installed.
         OutputError: the folder cannot be written.
     """
@@ -42,7 +48,9 @@ def build_engine(graphs: Bundle, *, allow_functions: bool = False) -> Bundle:
     made_by = manifest.versions | versions("onnxruntime", "onnxruntime-gpu")
     functions = any(count["function"] for count in manifest.lowering.values())
     current = manifest.backend == BACKEND and manifest.versions == made_by
-    if current and (allow_functions or not functions):
+    native = native_kernels().library is not None
+    allowed = allow_functions or native
+    if current and (allowed or not functions):
         return graphs
     single = [(kind, None) for kind in ("embedding", "head", "head_all")]
     layers = [("layer", layer) for layer in range(manifest.config.num_layers)]
@@ -52,7 +60,7 @@ def build_engine(graphs: Bundle, *, allow_functions: bool = False) -> Bundle:
         for kind, layer in [*layers, *single]:
             model = ir.load(graphs.folder / graph_file(kind, layer))
             total.add(lower_graph(model, dtype=manifest.dtype))
-            if not allow_functions:
+            if not allowed:
                 total.check()  # before anything is written: all layers are alike, and first
             name = graph_file(kind, layer, variant=BACKEND)
             write_graph(model, graphs.folder / name)
@@ -68,12 +76,13 @@ def build_engine(graphs: Bundle, *, allow_functions: bool = False) -> Bundle:
             versions=made_by,
             files=files,
             lowering={
-                op: {"native": total.lowered[op], "function": total.kept[op]}
+                op: {"lowered": total.lowered[op], "function": total.kept[op]}
                 for op in sorted({*total.lowered, *total.kept})
             },
         ),
     )
     write_manifest(bundle.folder, bundle.manifest)
+    where = ", where there are no native kernels" if native else ""
     for reason in dict.fromkeys(total.reasons):
-        logger.warning("runs by its function body, slowly: %s", reason)
+        logger.warning("runs by its function body, slowly%s: %s", where, reason)
     return bundle

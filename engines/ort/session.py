@@ -55,7 +55,11 @@ class OrtSession:
         self.kernels = native_kernels()
         self._bundle = bundle
         self._options = _session_options(bundle.weights_root, threads, self.kernels)
-        self._head_options = _session_options(bundle.head_root, threads, self.kernels)
+        # A float32 head is large: packed once more by ONNX Runtime, it would be private memory.
+        mapped = self.kernels.library is not None
+        self._head_options = _session_options(
+            bundle.head_root, threads, self.kernels, packing=not mapped
+        )
         config = bundle.config
         shape = (batch, config.num_kv_heads, max_length, config.key_size)
         # zeros() takes pages from the system when they are first written.
@@ -214,7 +218,7 @@ def _bound(
 
 
 def _session_options(
-    weights_root: Path, threads: int | None, kernels: Kernels
+    weights_root: Path, threads: int | None, kernels: Kernels, *, packing: bool = True
 ) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.log_severity_level = 3
@@ -226,11 +230,10 @@ def _session_options(
         # Each session has its own threads. Spinning on, those of one layer would take the cores
         # from the next: 17 times slower with 24 sessions on 2 cores.
         "session.force_spinning_stop": "1",
+        "session.disable_prepacking": "0" if packing else "1",
     }
     if kernels.library is not None:
         options.register_custom_ops_library(str(kernels.library))
-        # What is left are small matrices, and the head: packed once more, it would be private.
-        entries["session.disable_prepacking"] = "1"
     for key, value in entries.items():
         options.add_session_config_entry(key, value)
     return options

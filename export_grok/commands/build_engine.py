@@ -46,7 +46,7 @@ def build_engine(
         options=ExportOptions(copy_weights=weights == "copy", **options),
     )
     ops = ", ".join(
-        f"{op} {counts['native']} native"
+        f"{op} {counts['lowered']} lowered"
         + (f" and {counts['function']} by function body" if counts["function"] else "")
         for op, counts in bundle.manifest.lowering.items()
     )

@@ -35,7 +35,7 @@ def test_an_int8_head_is_made_told_and_kept(
     assert made.err == ""
     assert "replace it with --overwrite" in refused("export", checkpoint, "--out", graphs)
     built = done("build-engine", graphs)
-    assert "GrokInt8Linear 14 native" in built.out  # 4 in each layer, and one in each head
+    assert "GrokInt8Linear 14 lowered" in built.out  # 4 in each layer, and one in each head
     assert open_bundle(graphs).manifest.head == "int8"
 
     told = json.loads(done("inspect", graphs, "--json").out)

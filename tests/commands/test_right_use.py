@@ -50,8 +50,8 @@ def test_the_way_from_nothing_to_text_by_its_stages(
     assert (exported.out, exported.err) == ("graphs: graphs of 3 layers in float32\n", "")
     built = done("build-engine", "graphs")
     assert built.out == (
-        "graphs: ort engine of 3 layers (GrokInt8Linear 12 native, GrokMoeExperts 3 native, "
-        "GrokSoftcapAttention 3 native)\n"
+        "graphs: ort engine of 3 layers (GrokInt8Linear 12 lowered, GrokMoeExperts 3 lowered, "
+        "GrokSoftcapAttention 3 lowered)\n"
     )
     assert built.err == ""
     written = done("logits", "graphs", "--tokens", tokens, "--out", "a.npz", "--decode", 2)

@@ -65,11 +65,11 @@ def uncovered(start: int, length: int, parts: list[tuple[int, int]]) -> list[str
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny8", "demo"])
-def test_every_op_of_every_layer_is_native(bundle_of: BundleOf, name: str) -> None:
+def test_every_op_of_every_layer_is_lowered(bundle_of: BundleOf, name: str) -> None:
     bundle = bundle_of(name)
     layers = bundle.config.num_layers
     assert bundle.manifest.lowering == {
-        op: {"native": count * layers, "function": 0} for op, count in IN_A_LAYER.items()
+        op: {"lowered": count * layers, "function": 0} for op, count in IN_A_LAYER.items()
     }
 
 
@@ -77,9 +77,9 @@ def test_the_head_size_of_deep13_leaves_its_attention_to_the_function_body(
     bundle_of: BundleOf,
 ) -> None:
     assert bundle_of("deep13").manifest.lowering == {
-        LINEAR: {"native": 52, "function": 0},
-        EXPERTS: {"native": 13, "function": 0},
-        ATTENTION: {"native": 0, "function": 13},
+        LINEAR: {"lowered": 52, "function": 0},
+        EXPERTS: {"lowered": 13, "function": 0},
+        ATTENTION: {"lowered": 0, "function": 13},
     }
 
 
@@ -101,7 +101,7 @@ def test_graphs_before_lowering_keep_their_ops(bundle_of: BundleOf, name: str) -
 def test_every_op_with_a_lowering_is_exercised(bundle_of: BundleOf) -> None:
     counts = bundle_of("tiny").manifest.lowering
     with_lowering = {spec(op).op_type for op in op_names() if lowering(op, "ort")}
-    assert with_lowering == {op for op, count in counts.items() if count["native"]}
+    assert with_lowering == {op for op, count in counts.items() if count["lowered"]}
 
 
 @pytest.mark.parametrize("name", NAMES)

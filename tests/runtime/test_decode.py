@@ -24,7 +24,7 @@ from tests.bundles import BundleOf
 from tests.conftest import Golden, load_golden
 from tests.runtime.fake_session import FakeSession, logits_after
 
-TOLERANCE = 3e-4  # see tests/engines/ort/test_session.py
+TOLERANCE = 3e-4  # see tests/engines/ort/logits.py
 SAME = 1e-4
 
 SMALL = GrokConfig(

@@ -10,9 +10,10 @@ import pytest
 from export_grok.artifacts import MANIFEST, Bundle, open_bundle, record_of, write_manifest
 from export_grok.config import Dtype, ExportOptions
 from export_grok.engines.ort.build import build_engine
-from export_grok.errors import BuildError
+from export_grok.errors import BuildError, ConfigError
 from export_grok.export.graph_folder import export_graphs
 from export_grok.export.plan import versions
+from export_grok.plugins.kernels import CHOICE
 from tests.bundles import BundleOf, hashes
 from tests.conftest import DATA
 
@@ -48,9 +49,11 @@ def test_other_dtypes_are_refused_before_anything_is_written(tmp_path: Path, dty
     assert hashes(graphs.folder) == before
 
 
+@pytest.mark.parametrize("without", ["builtin", "no_library"])
 def test_an_op_without_a_kernel_is_refused_before_anything_is_left_behind(
-    bundle_of: BundleOf, tmp_path: Path
+    without: str, request: pytest.FixtureRequest, bundle_of: BundleOf, tmp_path: Path
 ) -> None:
+    request.getfixturevalue(without)
     graphs = without_engine(own_copy(bundle_of("deep13"), tmp_path / "out"))
     before = hashes(graphs.folder)
     with pytest.raises(BuildError, match=r"head_size is 4") as error:
@@ -59,10 +62,37 @@ def test_an_op_without_a_kernel_is_refused_before_anything_is_left_behind(
     with pytest.raises(BuildError):  # a second try is no better
         build_engine(open_bundle(graphs.folder, weights_root=graphs.weights_root))
     assert hashes(graphs.folder) == before
-    bundle = build_engine(graphs, allow_functions=True)
-    assert hashes(bundle.folder) == hashes(bundle_of("deep13").folder)
 
 
+@pytest.mark.parametrize(
+    ("kernels", "allow"), [("native", False), ("native", True), ("builtin", True)]
+)
+def test_functions_that_are_allowed_or_needed_elsewhere_only_are_built_and_warned_of(
+    kernels: str,
+    allow: bool,
+    request: pytest.FixtureRequest,
+    bundle_of: BundleOf,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    request.getfixturevalue(kernels)
+    shared = bundle_of("deep13")
+    graphs = without_engine(own_copy(shared, tmp_path / "out"))
+    caplog.clear()
+    bundle = build_engine(graphs, allow_functions=allow)
+    where = ", where there are no native kernels" if kernels == "native" else ""
+    assert [record.getMessage() for record in caplog.records] == [
+        f"runs by its function body, slowly{where}: "
+        "GrokSoftcapAttention: head_size is 4; the kernel takes a multiple of 8"
+    ]
+    assert hashes(bundle.folder) == hashes(shared.folder)
+    assert bundle.manifest.lowering["GrokSoftcapAttention"] == {"native": 0, "function": 13}
+    before = hashes(bundle.folder)
+    assert build_engine(bundle, allow_functions=allow) is bundle  # made once
+    assert hashes(bundle.folder) == before
+
+
+@pytest.mark.usefixtures("builtin")
 def test_an_engine_with_functions_is_refused_where_they_are_not_allowed(
     bundle_of: BundleOf, tmp_path: Path
 ) -> None:
@@ -72,6 +102,28 @@ def test_an_engine_with_functions_is_refused_where_they_are_not_allowed(
         build_engine(bundle)
     assert hashes(bundle.folder) == before
     assert build_engine(bundle, allow_functions=True) is bundle
+
+
+@pytest.mark.usefixtures("native")
+def test_an_engine_that_was_lowered_whole_is_built_without_a_warning(
+    bundle_of: BundleOf, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    graphs = without_engine(own_copy(bundle_of("tiny"), tmp_path / "out"))
+    caplog.clear()
+    assert hashes(build_engine(graphs).folder) == hashes(bundle_of("tiny").folder)
+    assert not caplog.records
+
+
+@pytest.mark.usefixtures("no_library")
+def test_native_kernels_that_are_asked_for_and_not_there_are_told_before_anything_is_written(
+    bundle_of: BundleOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = without_engine(own_copy(bundle_of("tiny"), tmp_path / "out"))
+    before = hashes(graphs.folder)
+    monkeypatch.setenv(CHOICE, "native")
+    with pytest.raises(ConfigError, match=r"EXPORT_GROK_KERNELS is native, but .*compiler"):
+        build_engine(graphs)
+    assert hashes(graphs.folder) == before
 
 
 def test_every_lowered_graph_stands_in_the_manifest(bundle_of: BundleOf) -> None:

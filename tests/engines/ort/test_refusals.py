@@ -1,0 +1,145 @@
+"""What does not fit a session, or does not load, is refused in one line; no cache changes."""
+
+import dataclasses
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from export_grok.artifacts import graph_file
+from export_grok.engines.backend import backend_names, builder, open_session
+from export_grok.engines.ort.session import OrtSession
+from export_grok.errors import BundleError, ConfigError, RequestError
+from tests.bundles import BundleOf, graphs_changed
+from tests.engines.ort.conftest import VARIANTS, OpenedOf
+from tests.engines.ort.logits import at
+
+
+def check_refused(session: OrtSession, tokens: Any, start: Any, *wanted: str) -> None:
+    caches = (*session.keys, *session.values)
+    before = [array.view(np.uint32).copy() for array in caches]
+    arguments = (np.asarray(tokens), np.asarray(start))
+    calls: list[Callable[[], Any]] = [
+        lambda: session.forward(*arguments, None),
+        lambda: session.forward_all(*arguments),
+    ]
+    for call in calls:
+        with pytest.raises(RequestError) as error:
+            call()
+        for part in wanted:
+            assert part in str(error.value)
+        assert "\n" not in str(error.value)
+    assert all((old == new.view(np.uint32)).all() for old, new in zip(before, caches, strict=True))
+
+
+def test_a_token_outside_the_vocabulary_is_refused(opened: OpenedOf) -> None:
+    session = opened("tiny", 2, 32)
+    check_refused(session, [[5, 512], [1, 2]], [0, 0], "512", "0 to 511")
+    check_refused(session, [[5, 4], [-1, 2]], [0, 0], "-1", "0 to 511")
+
+
+def test_tokens_that_do_not_fit_the_cache_are_refused(opened: OpenedOf) -> None:
+    session = opened("tiny", 2, 32)
+    check_refused(session, [[1], [1]], [0, 32], "33", "32", "max_length")
+    check_refused(session, [[1] * 33] * 2, [0, 0], "33", "32")
+    check_refused(session, [[1], [1]], [-1, 4], "-1")
+    session.forward(np.ones((2, 1), np.int64), np.array([0, 31]), at(2, 0))
+
+
+def test_another_number_of_rows_is_refused(opened: OpenedOf) -> None:
+    session = opened("tiny", 2, 32)
+    check_refused(session, [[1, 2]], [0, 0], "(1, 2)", "[2,")
+    check_refused(session, [[1, 2]] * 3, [0, 0], "(3, 2)", "[2,")
+    check_refused(session, [[], []], [0, 0], "(2, 0)")
+    check_refused(session, [1, 2], [0, 0], "(2,)")
+    check_refused(session, [[1, 2]] * 2, [0], "start", "(1,)", "[2]")
+    check_refused(session, [[1, 2]] * 2, [0, 0, 0], "start", "(3,)", "[2]")
+
+
+@pytest.mark.parametrize("last", [[0, 2], [-1, 0], [0], [0, 0, 0]])
+def test_a_last_token_that_is_none_of_the_new_ones_is_refused(
+    opened: OpenedOf, last: list[int]
+) -> None:
+    session = opened("tiny", 2, 32)
+    with pytest.raises(RequestError, match=r"last is .*\[2\] numbers, 0 to 1"):
+        session.forward(np.ones((2, 2), np.int64), at(2, 0), np.array(last))
+
+
+@pytest.mark.parametrize(("batch", "length"), [(0, 4), (1, 0), (-1, 4), (1, -3)])
+def test_a_session_without_rows_or_slots_is_refused(
+    bundle_of: BundleOf, batch: int, length: int
+) -> None:
+    with pytest.raises(ConfigError, match=f"batch is {batch}, max_length {length}"):
+        open_session(bundle_of("tiny"), batch=batch, max_length=length)
+
+
+def test_a_backend_that_does_not_exist_is_refused_with_those_that_do(bundle_of: BundleOf) -> None:
+    bundle = bundle_of("tiny")
+    other = dataclasses.replace(
+        bundle, manifest=dataclasses.replace(bundle.manifest, backend="abacus")
+    )
+    assert "ort" in backend_names()
+    for call in (lambda: builder("abacus"), lambda: open_session(other, batch=1, max_length=4)):
+        with pytest.raises(ConfigError, match=r"'abacus'; use .*ort"):
+            call()
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def no_model(path: Path) -> None:
+    path.write_text("this is no graph\n")
+
+
+def unknown_op(path: Path) -> None:
+    model = onnx.load(path, load_external_data=False)
+    model.graph.node[0].op_type = "Abracadabra"
+    onnx.save(model, path)
+
+
+@pytest.mark.parametrize("damage", [cut, no_model, unknown_op, Path.unlink])
+@pytest.mark.parametrize(("kind", "layer"), [("embedding", None), ("layer", 1), ("head", None)])
+def test_a_graph_that_does_not_load_is_named_in_one_line(
+    kernels: str,
+    bundle_of: BundleOf,
+    tmp_path: Path,
+    damage: Callable[[Path], None],
+    kind: str,
+    layer: int | None,
+) -> None:
+    bundle = graphs_changed(bundle_of("tiny"), tmp_path / "bundle", lambda model: None)
+    file = graph_file(kind, layer, variant=VARIANTS[kernels])
+    damage(bundle.folder / file)
+    with pytest.raises(BundleError) as error:
+        session = open_session(bundle, batch=1, max_length=4)
+        session.forward(np.ones((1, 1), np.int64), at(1, 0), at(1, 0))
+    assert str(bundle.folder / file) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_weights_that_went_away_are_named_in_one_line(
+    kernels: str, bundle_of: BundleOf, tmp_path: Path
+) -> None:
+    bundle = dataclasses.replace(bundle_of("tiny"), weights_root=tmp_path)
+    graph = re.escape(graph_file("embedding", variant=VARIANTS[kernels]))
+    with pytest.raises(BundleError, match=f"/{graph} does not load") as error:
+        open_session(bundle, batch=1, max_length=4)
+    assert "\n" not in str(error.value)
+
+
+def test_a_weight_file_that_was_cut_is_refused(
+    kernels: str, bundle_of: BundleOf, tmp_path: Path
+) -> None:
+    bundle = bundle_of("tiny")
+    root = tmp_path / "weights"
+    shutil.copytree(bundle.weights_root / "ckpt-0", root / "ckpt-0")
+    cut(root / "ckpt-0" / "tensor00000_000")
+    graph = re.escape(graph_file("embedding", variant=VARIANTS[kernels]))
+    with pytest.raises(BundleError, match=f"/{graph} does not load.*out of bounds"):
+        open_session(dataclasses.replace(bundle, weights_root=root), batch=1, max_length=4)
