@@ -22,8 +22,9 @@ inline void step_vectors(const float (&x)[R][M], const int8_t* const (&row)[R], 
       sum[m][v] = first ? Vec{} : load(partial + m * columns + n + v * W);
 #pragma GCC unroll 8
   for (size_t r = 0; r < R; r++) {
-    for (size_t line = 0; line < V * W; line += 64)
-      __builtin_prefetch(row[r] + n + line + kAhead, 0, 2);
+    if (n % 64 == 0)  // once a line
+      for (size_t line = 0; line < V * W; line += 64)
+        __builtin_prefetch(row[r] + n + line + kAhead, 0, 2);
 #pragma GCC unroll 8
     for (size_t v = 0; v < V; v++) {
       const Vec w = widen(row[r] + n + v * W);
