@@ -9,6 +9,7 @@ Prints the largest error of each op, relative to the root mean square of its flo
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -20,6 +21,7 @@ from export_grok.artifacts import graph_file, open_bundle
 from export_grok.export.graphs import write_graph
 from export_grok.plugins.kernels import native_kernels
 
+Array = NDArray[Any]
 Doubles = NDArray[np.float64]
 
 
@@ -37,20 +39,22 @@ def main(engine: Path, columns: int, tokens: tuple[int, ...]) -> None:
         for node in model.graph:
             if node.op_type not in ("GrokInt8Linear", "GrokMoeExperts"):
                 continue
-            weights = [array_of(value, bundle.weights_root) for value in node.inputs]
+            stored = [
+                array_of(value.const_value, bundle.weights_root)
+                for value in node.inputs
+                if value is not None and isinstance(value.const_value, ir.ExternalTensor)
+            ]
+            weights = list(zip(stored[::2], stored[1::2], strict=True))
             for count in tokens:
                 inputs, wanted, sampled = example(node, weights, count, columns, random)
                 found = run(node, inputs, bundle.weights_root)[..., sampled]
                 error = np.abs(found - wanted).max() / np.sqrt(np.mean(wanted**2))
-                name = node.inputs[3 if node.op_type == "GrokMoeExperts" else 1].name
+                name = next(value.name for value in node.inputs if value and value.const_value)
                 print(f"layer {layer} {node.op_type:15} {name:22} T={count:<3} {error:.1e}")
 
 
-def array_of(value: ir.Value | None, root: Path) -> NDArray[np.generic] | None:
-    """Return a stored weight as it lies in its file; None for a computed operand."""
-    tensor = None if value is None else value.const_value
-    if not isinstance(tensor, ir.ExternalTensor):
-        return None
+def array_of(tensor: ir.ExternalTensor, root: Path) -> Array:
+    """Return a stored weight as it lies in its file."""
     return np.memmap(
         root / tensor.location,
         dtype=tensor.dtype.numpy(),
@@ -62,45 +66,43 @@ def array_of(value: ir.Value | None, root: Path) -> NDArray[np.generic] | None:
 
 def example(
     node: ir.Node,
-    weights: list[NDArray[np.generic] | None],
+    weights: list[tuple[Array, Array]],
     tokens: int,
     columns: int,
     random: np.random.Generator,
-) -> tuple[dict[str, NDArray[np.generic]], Doubles, NDArray[np.int64]]:
-    """Return activations of an op, its float64 result on sampled columns, and which those are."""
-    last = weights[-2]
-    first = weights[1] if node.op_type == "GrokInt8Linear" else weights[3]
-    if first is None or last is None:
-        raise SystemExit(f"{node.op_type} has no stored weights")
+) -> tuple[dict[str, Array], Doubles, NDArray[np.int64]]:
+    """Return activations of an op, its float64 result on sampled columns, and which those are.
+
+    Args:
+        node: an int8 linear, or experts.
+        weights: codes and scales of its matrices.
+        tokens: of activations.
+        columns: to sample.
+        random: draws both.
+    """
+    (first, _), (last, last_scales) = weights[0], weights[-1]
     sampled = np.sort(random.choice(last.shape[-1], min(columns, last.shape[-1]), replace=False))
     x = random.standard_normal((1, tokens, first.shape[-2])).astype(np.float32)
     names = [value.name for value in node.inputs if value is not None]
     if node.op_type == "GrokInt8Linear":
-        return {str(names[0]): x}, product(x[0], last, weights[-1], sampled)[None], sampled
+        return {str(names[0]): x}, product(x[0], last, last_scales, sampled)[None], sampled
     experts = np.stack([random.permutation(first.shape[0])[:2] for _ in range(tokens)])[None]
     gates = random.random((1, tokens, 2)).astype(np.float32)
     wanted = np.zeros((1, tokens, len(sampled)))
     for expert in np.unique(experts):
         rows, choices = np.nonzero(experts[0] == expert)
         g, u = (
-            product(x[0, rows], weights[i][expert], weights[i + 1][expert], None)  # type: ignore
-            for i in (3, 5)
+            product(x[0, rows], codes[expert], scales[expert], None)
+            for codes, scales in weights[:2]
         )
         bent = np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))
-        down = product(0.5 * g * (1 + bent) * u, last[expert], weights[-1][expert], sampled)  # type: ignore
+        down = product(0.5 * g * (1 + bent) * u, last[expert], last_scales[expert], sampled)
         wanted[0, rows] += gates[0, rows, choices, None] * down
     return dict(zip(map(str, names[:3]), (x, gates, experts), strict=True)), wanted, sampled
 
 
-def product(
-    x: NDArray[np.generic],
-    codes: NDArray[np.generic],
-    scales: NDArray[np.generic] | None,
-    columns: NDArray[np.int64] | None,
-) -> Doubles:
+def product(x: Array, codes: Array, scales: Array, columns: NDArray[np.int64] | None) -> Doubles:
     """Return x times the columns of codes [K, N] with scales [R, N], block by block of rows."""
-    if scales is None:
-        raise SystemExit("a matrix has no stored scales")
     chosen = slice(None) if columns is None else columns
     height = codes.shape[0] // scales.shape[0]
     y = np.zeros((len(x), codes.shape[1] if columns is None else len(columns)))
@@ -112,7 +114,7 @@ def product(
     return y
 
 
-def run(node: ir.Node, inputs: dict[str, NDArray[np.generic]], root: Path) -> NDArray[np.float32]:
+def run(node: ir.Node, inputs: dict[str, Array], root: Path) -> NDArray[np.float32]:
     """Return the node's result by the native kernels."""
     library = native_kernels().library
     if library is None:

@@ -86,7 +86,7 @@ def test_functions_that_are_allowed_or_needed_elsewhere_only_are_built_and_warne
         "GrokSoftcapAttention: head_size is 4; the kernel takes a multiple of 8"
     ]
     assert hashes(bundle.folder) == hashes(shared.folder)
-    assert bundle.manifest.lowering["GrokSoftcapAttention"] == {"native": 0, "function": 13}
+    assert bundle.manifest.lowering["GrokSoftcapAttention"] == {"lowered": 0, "function": 13}
     before = hashes(bundle.folder)
     assert build_engine(bundle, allow_functions=allow) is bundle  # made once
     assert hashes(bundle.folder) == before
