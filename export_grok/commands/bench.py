@@ -7,9 +7,14 @@ from pathlib import Path
 
 import click
 
-from export_grok.commands.options import FOLDER, json_option, threads_option, weights_root_option
-from export_grok.commands.quantise_report import PICTURES
-from export_grok.errors import ConfigError, OutputError
+from export_grok.commands.options import (
+    FOLDER,
+    json_option,
+    plot_option,
+    threads_option,
+    weights_root_option,
+)
+from export_grok.errors import OutputError
 from export_grok.optional import require
 from export_grok.runtime.bench.options import CONTEXTS, PROMPTS, BenchOptions
 
@@ -78,7 +83,7 @@ def _joined(numbers: tuple[int, ...]) -> str:
     show_default=True,
     help="Which random tokens are read.",
 )
-@click.option("--plot", type=FOLDER, help=f"Draw it too: {', '.join(PICTURES)}.")
+@plot_option
 @threads_option
 @weights_root_option
 @json_option
@@ -141,8 +146,6 @@ def _show(text: str) -> None:
 
 def _check_plot(path: Path) -> None:
     """Refuse what would fail only after minutes of measuring."""
-    if path.suffix not in PICTURES:
-        raise ConfigError(f"{path} is no picture this can draw; end it in {', '.join(PICTURES)}")
     require("matplotlib", extra="plot")
     if not os.access(path.parent, os.W_OK) or not path.parent.is_dir():
         raise OutputError(

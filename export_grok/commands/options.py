@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from export_grok.config import DTYPES, GROK_1, HEAD_DTYPES, ExportOptions, GrokConfig
+from export_grok.errors import ConfigError
 
 __all__ = [
     "FOLDER",
@@ -16,6 +17,7 @@ __all__ = [
     "graph_options",
     "json_option",
     "layers_option",
+    "plot_option",
     "threads_option",
     "weights_root_option",
 ]
@@ -24,6 +26,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 # Not `exists=True`: the stage that reads a path says what should be there.
 FOLDER = click.Path(path_type=Path)
+PICTURES = (".png", ".svg", ".pdf")
 
 
 def _config_of(_context: click.Context, _option: click.Parameter, value: str | None) -> Any:
@@ -43,12 +46,21 @@ def finite(_context: click.Context, _option: click.Parameter, value: float) -> f
     return value
 
 
+def _picture(_context: click.Context, _option: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None and path.suffix not in PICTURES:
+        raise ConfigError(f"{path} is no picture this can draw; end it in {', '.join(PICTURES)}")
+    return path
+
+
 config_option = click.option(
     "--config",
     callback=_config_of,
     metavar="grok-1|FILE",
     help="Hyper-parameters: a preset or a JSON file. "
     "[default: config.json beside the weights, else grok-1]",
+)
+plot_option = click.option(
+    "--plot", type=FOLDER, callback=_picture, help=f"Draw it too: {', '.join(PICTURES)}."
 )
 layers_option = click.option("--layers", type=int, help="Only the first so many layers.")
 weights_root_option = click.option(

@@ -5,13 +5,16 @@ from pathlib import Path
 
 import click
 
-from export_grok.commands.options import FOLDER, config_option, json_option, layers_option
+from export_grok.commands.options import (
+    FOLDER,
+    config_option,
+    json_option,
+    layers_option,
+    plot_option,
+)
 from export_grok.config import GrokConfig
-from export_grok.errors import ConfigError
 
 __all__ = ["quantise_report"]
-
-PICTURES = (".png", ".svg", ".pdf")
 
 
 @click.command("quantise-report")
@@ -21,7 +24,7 @@ PICTURES = (".png", ".svg", ".pdf")
     type=FOLDER,
     help="The weights in float: a safetensors file, or a folder of such. Shows the error.",
 )
-@click.option("--plot", type=FOLDER, help=f"Draw it too: {', '.join(PICTURES)}.")
+@plot_option
 @layers_option
 @config_option
 @json_option
@@ -37,8 +40,6 @@ def quantise_report(
     from export_grok.export.quantisation import quantisation_of
     from export_grok.export.quantisation_report import draw_report, print_report
 
-    if plot is not None and plot.suffix not in PICTURES:
-        raise ConfigError(f"{plot} is no picture this can draw; end it in {', '.join(PICTURES)}")
     tensors = quantisation_of(checkpoint, reference, config=config, layers=layers)
     if plot is not None:
         draw_report(tensors, plot)

@@ -33,11 +33,11 @@ struct Pool {
   }
 };
 
-// Rows of weights that are read as streams at once: more rows than this go by blocks of columns.
+// Rows of x, at most, for which a matrix is read as streams; more go by blocks of its columns.
 constexpr size_t kStreamRows = 8;
 // Rows of a matrix that a block of the other way takes at once. A group ends a block.
 constexpr size_t kBlockRows = 256;
-// Columns whose attention is computed at once, and keys of one task of decode.
+// Keys whose attention is computed at once.
 constexpr size_t kKeysAtOnce = 64;
 
 // Activations [M, K] as `block` takes them: tiles of rows, in each the rows' elements for one k side

@@ -148,7 +148,6 @@ class Product {
   }
 
   float* row(size_t row) const { return y_ + row * matrix_.columns; }
-  size_t count() const { return rows_->count(); }
   size_t columns() const { return matrix_.columns; }
 
  private:
