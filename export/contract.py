@@ -5,6 +5,7 @@ T is the graph's dtype (float32, float16 or bfloat16); letters are the legend of
 | graph     | name    | in/out | shape          | dtype   | meaning                               |
 |-----------|---------|--------|----------------|---------|---------------------------------------|
 | embedding | tokens  | in     | [B, S]         | int64   | new tokens                            |
+|           | first   | in     | [1]            | int64   | ranks only: token id of the first row |
 |           | h       | out    | [B, S, M]      | T       | residual stream                       |
 | layer     | h       | in     | [B, S, M]      | T       | residual stream                       |
 |           | start   | in     | [B]            | int64   | tokens of the row already in the cache|
@@ -19,19 +20,22 @@ T is the graph's dtype (float32, float16 or bfloat16); letters are the legend of
 | head_all  | h       | in     | [B, S, M]      | T       | residual stream                       |
 |           | logits  | out    | [B, S, V]      | float32 | logits of every token                 |
 
-B, S and the cache's T are dynamic, and start + S <= T in every row. In a template the weights are
+B, S and the cache's T are dynamic, and start + S <= T in every row. One of several ranks has its
+share of the heads Hkv, and of the vocabulary V in the logits. In a template the weights are
 further inputs, named as in `export.parameters` less the prefix `layers.N.` or `embedding.`; in a
 stamped graph they are initialisers that point into the weight files. The weights of an int8 head
 are those of `head_parameters` and lie in a file of their own, beside the graphs.
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
-
-import onnx_ir as ir
+from typing import TYPE_CHECKING, Literal, get_args
 
 from export_grok.config import Dtype, GrokConfig
 from export_grok.errors import BuildError
+
+# NOTE: no onnx_ir at the top; sessions that run plans need none.
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 __all__ = ["GRAPH_KINDS", "GraphKind", "Port", "check_contract", "ports", "weight_prefix"]
 
@@ -55,10 +59,13 @@ class Port:
     aliases: str | None = None
 
 
-def ports(kind: GraphKind, config: GrokConfig, dtype: Dtype) -> tuple[Port, ...]:
+def ports(
+    kind: GraphKind, config: GrokConfig, dtype: Dtype, tensor_parallel: int = 1
+) -> tuple[Port, ...]:
     """Return the rows of one graph kind, with the config's numbers for the fixed axes."""
+    rank = config.for_rank(tensor_parallel)
     hidden = ("B", "S", config.emb_size)
-    cache = ("B", config.num_kv_heads, "T", config.key_size)
+    cache = ("B", rank.num_kv_heads, "T", config.key_size)
 
     def input_(name: str, shape: tuple[int | str, ...], kind: str = dtype) -> Port:
         return Port(name=name, direction="in", shape=shape, dtype=kind)
@@ -69,7 +76,11 @@ def ports(kind: GraphKind, config: GrokConfig, dtype: Dtype) -> tuple[Port, ...]
         return Port(name=name, direction="out", shape=shape, dtype=kind, aliases=aliases)
 
     table: dict[GraphKind, tuple[Port, ...]] = {
-        "embedding": (input_("tokens", ("B", "S"), "int64"), output("h", hidden)),
+        "embedding": (
+            input_("tokens", ("B", "S"), "int64"),
+            *((input_("first", (1,), "int64"),) if tensor_parallel > 1 else ()),
+            output("h", hidden),
+        ),
         "layer": (
             input_("h", hidden),
             input_("start", ("B",), "int64"),
@@ -82,11 +93,11 @@ def ports(kind: GraphKind, config: GrokConfig, dtype: Dtype) -> tuple[Port, ...]
         "head": (
             input_("h", hidden),
             input_("last", ("B",), "int64"),
-            output("logits", ("B", config.vocab_size), "float32"),
+            output("logits", ("B", rank.vocab_size), "float32"),
         ),
         "head_all": (
             input_("h", hidden),
-            output("logits", ("B", "S", config.vocab_size), "float32"),
+            output("logits", ("B", "S", rank.vocab_size), "float32"),
         ),
     }
     return table[kind]
@@ -98,7 +109,13 @@ def weight_prefix(kind: GraphKind, layer: int | None = None) -> str:
 
 
 def check_contract(
-    model: ir.Model, kind: GraphKind, config: GrokConfig, dtype: Dtype, *, weights: bool
+    model: "ir.Model",
+    kind: GraphKind,
+    config: GrokConfig,
+    dtype: Dtype,
+    *,
+    weights: bool,
+    tensor_parallel: int = 1,
 ) -> None:
     """Hold a graph to the table.
 
@@ -108,11 +125,12 @@ def check_contract(
         config: gives the fixed axes.
         dtype: of the graph.
         weights: whether weights may follow as further inputs (a template).
+        tensor_parallel: ranks that share the graph.
 
     Raises:
         BuildError: a name, shape, dtype or order differs; all differences are named.
     """
-    rows = ports(kind, config, dtype)
+    rows = ports(kind, config, dtype, tensor_parallel)
     faults = []
     for direction, values in (("in", model.graph.inputs), ("out", model.graph.outputs)):
         wanted = [row for row in rows if row.direction == direction]

@@ -10,6 +10,10 @@ Shape letters, the one legend of this project:
 
 `dtype` is that of activations and cache. float32 keeps everything exact; bfloat16 rounds wherever
 the original does (measured on the jaxpr of xai-org/grok-1 model.py), multipliers included.
+
+Ranks share a layer evenly: heads, columns of an expert and rows of the vocabulary. A module made
+for one of several ranks holds its share, as `export.partition` cuts it, and where a sum runs over
+what is shared it goes through `all_reduce`.
 """
 
 from typing import NamedTuple
@@ -19,8 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from export_grok.config import Dtype, GrokConfig
+from export_grok.config import Dtype, GrokConfig, RankConfig
 from export_grok.export.kv_cache import KVCache
+from export_grok.plugins.all_reduce.reference import all_reduce
 from export_grok.plugins.int8_linear.reference import int8_linear
 from export_grok.plugins.moe_experts.reference import moe_experts
 from export_grok.plugins.softcap_attention.reference import softcap_attention, softcap_attention_
@@ -32,6 +37,14 @@ __all__ = ["DecoderLayer", "Embedding", "Grok1", "Head", "Router", "Routing"]
 def rounded(multiplier: float, dtype: Dtype) -> float:
     """Return the multiplier as a number of `dtype`: the original rounds it before it is used."""
     return float(np.asarray(multiplier).astype(NUMPY_DTYPES[dtype]))
+
+
+def summed(x: Tensor, rank: RankConfig) -> Tensor:
+    """Return the sum of x over all ranks; x itself if there is one."""
+    if rank.tensor_parallel == 1:
+        return x
+    total: Tensor = all_reduce(x, rank.tensor_parallel)
+    return total
 
 
 class Int8Linear(nn.Module):
@@ -81,25 +94,25 @@ def rotary_embedding(x: Tensor, position: Tensor, head_size: int, base: float) -
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions and soft-capped logits."""
 
-    def __init__(self, config: GrokConfig) -> None:
+    def __init__(self, rank: RankConfig) -> None:
         super().__init__()
-        self.config = config
-        model = config.emb_size
-        self.query = Int8Linear(model, config.q_size, 1)
-        self.key = Int8Linear(model, config.kv_size, 1)
-        self.value = Int8Linear(model, config.kv_size, 1)
-        self.out = Int8Linear(config.q_size, model, config.row_parallel_scale_groups)
+        self.rank = rank
+        model = rank.model.emb_size
+        self.query = Int8Linear(model, rank.q_size, 1)
+        self.key = Int8Linear(model, rank.kv_size, 1)
+        self.value = Int8Linear(model, rank.kv_size, 1)
+        self.out = Int8Linear(rank.q_size, model, rank.row_parallel_scale_groups)
 
     def forward(
         self, x: Tensor, start: Tensor, k_cache: Tensor, v_cache: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        config = self.config
+        rank, config = self.rank, self.rank.model
         position = start.unsqueeze(-1) + torch.arange(x.shape[1])
         query = rotary_embedding(self.query(x), position, config.key_size, config.rope_base)
         key = rotary_embedding(self.key(x), position, config.key_size, config.rope_base)
         settings = (
-            config.num_q_heads,
-            config.num_kv_heads,
+            rank.num_q_heads,
+            rank.num_kv_heads,
             config.attn_output_multiplier,
             config.attn_logit_cap,
         )
@@ -108,7 +121,7 @@ class Attention(nn.Module):
             y, k_cache, v_cache = softcap_attention(*inputs)
         else:
             y = softcap_attention_(*inputs)
-        return self.out(y), k_cache, v_cache
+        return summed(self.out(y), rank), k_cache, v_cache
 
 
 class Routing(NamedTuple):
@@ -162,12 +175,13 @@ class ExpertMatrix(nn.Module):
 class Experts(nn.Module):
     """The gated sum of each token's chosen experts, [B, S, M]."""
 
-    def __init__(self, config: GrokConfig) -> None:
+    def __init__(self, rank: RankConfig) -> None:
         super().__init__()
-        experts, model, width = config.num_experts, config.emb_size, config.ffn_size
+        self.rank = rank
+        experts, model, width = rank.model.num_experts, rank.model.emb_size, rank.ffn_size
         self.gate = ExpertMatrix(experts, model, width, 1)
         self.up = ExpertMatrix(experts, model, width, 1)
-        self.down = ExpertMatrix(experts, width, model, config.row_parallel_scale_groups)
+        self.down = ExpertMatrix(experts, width, model, rank.row_parallel_scale_groups)
 
     def forward(self, x: Tensor, gates: Tensor, experts: Tensor) -> Tensor:
         gate, up, down = self.gate, self.up, self.down
@@ -182,20 +196,21 @@ class Experts(nn.Module):
             down.weight,
             down.scales,
         )
-        return y
+        return summed(y, self.rank)
 
 
 class DecoderLayer(nn.Module):
     """One of the equal layers: attention, then experts, each between two norms."""
 
-    def __init__(self, config: GrokConfig) -> None:
+    def __init__(self, config: GrokConfig, tensor_parallel: int = 1) -> None:
         super().__init__()
+        rank = config.for_rank(tensor_parallel)
         self.pre_attn_norm = RMSNorm(config)
-        self.attention = Attention(config)
+        self.attention = Attention(rank)
         self.post_attn_norm = RMSNorm(config)
         self.pre_moe_norm = RMSNorm(config)
         self.router = Router(config)
-        self.experts = Experts(config)
+        self.experts = Experts(rank)
         self.post_moe_norm = RMSNorm(config)
 
     def forward(
@@ -220,31 +235,47 @@ class DecoderLayer(nn.Module):
 class Embedding(nn.Module):
     """tokens [B, S] -> h [B, S, M], times the embedding multiplier."""
 
-    def __init__(self, config: GrokConfig, dtype: Dtype) -> None:
+    def __init__(self, config: GrokConfig, dtype: Dtype, tensor_parallel: int = 1) -> None:
         super().__init__()
+        self.rank = config.for_rank(tensor_parallel)
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.multiplier = rounded(config.embedding_multiplier_scale, dtype)
         self.weight: Tensor
-        self.register_buffer("weight", torch.empty(config.vocab_size, config.emb_size))
+        self.register_buffer("weight", torch.empty(self.rank.vocab_size, config.emb_size))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        return functional.embedding(tokens, self.weight).to(self.dtype) * self.multiplier
+    def forward(self, tokens: Tensor, first: Tensor | None = None) -> Tensor:
+        """Return h; `first` [1] is the token id of this rank's first row, if there are ranks."""
+        if first is None:
+            return functional.embedding(tokens, self.weight).to(self.dtype) * self.multiplier
+        place = tokens - first
+        mine = (place >= 0) & (place < self.weight.shape[0])
+        rows = functional.embedding(torch.where(mine, place, 0), self.weight)
+        h = rows.to(self.dtype) * self.multiplier
+        return summed(torch.where(mine.unsqueeze(-1), h, 0.0), self.rank)  # one rank's, and zeros
 
 
 class Head(nn.Module):
     """h [B, S, M] -> float32 logits [B, S, V] by the embedding's transpose, times a multiplier.
 
     The values are those of the model's dtype. Without an embedding the head has a matrix of its
-    own, `unembedding`: int8 [M, V], with a float32 scale for each entry of the vocabulary.
+    own, `unembedding`: int8 [M, V], with a float32 scale for each entry of the vocabulary. One of
+    several ranks gives the logits of its share of the vocabulary.
     """
 
-    def __init__(self, config: GrokConfig, dtype: Dtype, embedding: Embedding | None) -> None:
+    def __init__(
+        self,
+        config: GrokConfig,
+        dtype: Dtype,
+        embedding: Embedding | None,
+        tensor_parallel: int = 1,
+    ) -> None:
         super().__init__()
         self.multiplier = rounded(config.output_multiplier_scale, dtype)
         self.final_norm = RMSNorm(config)
         self.embedding = embedding
         if embedding is None:
-            self.unembedding = Int8Linear(config.emb_size, config.vocab_size, 1, torch.float32)
+            entries = config.for_rank(tensor_parallel).vocab_size
+            self.unembedding = Int8Linear(config.emb_size, entries, 1, torch.float32)
 
     def forward(self, h: Tensor, last: Tensor | None = None) -> Tensor:
         """Return the logits of every token, or those of token last[b] of each row: [B, V]."""

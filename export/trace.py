@@ -30,7 +30,11 @@ _EXAMPLE_LENGTHS = {"B": 2, "S": 3, "T": 5}
 
 
 def template_from_config(
-    kind: GraphKind, config: GrokConfig, dtype: Dtype, head: HeadDtype = "float32"
+    kind: GraphKind,
+    config: GrokConfig,
+    dtype: Dtype,
+    head: HeadDtype = "float32",
+    tensor_parallel: int = 1,
 ) -> ir.Model:
     """Return the graph of one kind with all weights as inputs, batch, tokens and cache dynamic.
 
@@ -41,14 +45,15 @@ def template_from_config(
         config: of the model.
         dtype: of activations and cache.
         head: matrix of the head, for its kinds.
+        tensor_parallel: ranks that share the graph; it is that of any one of them.
 
     Raises:
         BuildError: the result breaks the I/O contract.
     """
-    rows = ports(kind, config, dtype)
+    rows = ports(kind, config, dtype, tensor_parallel)
     inputs = [row for row in rows if row.direction == "in"]
     with _quiet_exporter(), FakeTensorMode(allow_non_fake_inputs=True):
-        module = _module(kind, config, dtype, head).eval()
+        module = _module(kind, config, dtype, head, tensor_parallel).eval()
         example = tuple(_example(row) for row in inputs)
         dims = {letter: torch.export.Dim(letter) for letter in _EXAMPLE_LENGTHS}
         program = torch.export.export(
@@ -75,7 +80,7 @@ def template_from_config(
     model.graph.name = f"grok1_{kind}"
     model.graph.doc_string = None
     model.ir_version = IR_VERSION
-    check_contract(model, kind, config, dtype, weights=True)
+    check_contract(model, kind, config, dtype, weights=True, tensor_parallel=tensor_parallel)
     return model
 
 
@@ -95,12 +100,15 @@ def _quiet_exporter() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _module(kind: GraphKind, config: GrokConfig, dtype: Dtype, head: HeadDtype) -> nn.Module:
+def _module(
+    kind: GraphKind, config: GrokConfig, dtype: Dtype, head: HeadDtype, tensor_parallel: int
+) -> nn.Module:
     if kind == "layer":
-        return DecoderLayer(config)
+        return DecoderLayer(config, tensor_parallel)
+    embedding = Embedding(config, dtype, tensor_parallel)
     if kind == "embedding":
-        return Embedding(config, dtype)
-    return Head(config, dtype, None if head == "int8" else Embedding(config, dtype))
+        return embedding
+    return Head(config, dtype, None if head == "int8" else embedding, tensor_parallel)
 
 
 def _example(row: Port) -> Tensor:

@@ -67,7 +67,8 @@ def test_all_there_is_in_cpp_is_compiled(setup_of: Callable[[str], dict[str, Any
 
 def test_each_op_has_kernels(setup_of: Callable[[str], dict[str, Any]]) -> None:
     (library,) = setup_of("x86_64")["ext_modules"]
-    ops = {path.parent.name for path in ROOT.glob("plugins/*/spec.py")}
+    # all_reduce computes nothing: the ranks of an engine on CPUs add up between its graphs.
+    ops = {path.parent.name for path in ROOT.glob("plugins/*/spec.py")} - {"all_reduce"}
     assert ops
     assert {f"plugins/{op}/ort_kernel.cpp" for op in ops} <= set(library.sources)
 

@@ -1,0 +1,1 @@
+"""all_reduce: the sum over the ranks that share a layer."""
