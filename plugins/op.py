@@ -23,7 +23,7 @@ class Operand:
 
     name: str
     shape: str
-    dtype: Literal["T", "scale", "int8", "int64"] = "T"
+    dtype: Literal["T", "scale", "int8", "int64", "float32"] = "T"
 
 
 @dataclass(frozen=True, kw_only=True)

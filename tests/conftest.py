@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
     from export_grok.export.contract import GraphKind
     from export_grok.export.model import Grok1
+
+# Triton decides when it is imported: here kernels run on the CPU, one program after the other.
+os.environ["TRITON_INTERPRET"] = "1"
 
 DATA = Path(__file__).resolve().parent / "data"
 FIXTURES = ("tiny", "tiny8", "deep13")
