@@ -4,10 +4,20 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
+from onnx_ir.tape import Tape
 
-__all__ = ["NotLowered", "attribute", "constant", "slice_weight", "stored_weight"]
+__all__ = [
+    "NotLowered",
+    "attribute",
+    "constant",
+    "fixed_shape",
+    "reshaped",
+    "slice_weight",
+    "stored_weight",
+]
 
 
 class NotLowered(Exception):  # noqa: N818 - no fault: the op's function body serves instead
@@ -80,6 +90,30 @@ def constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
 def attribute(node: ir.Node, name: str) -> Any:
     """Return the value of an attribute that the op's schema requires."""
     return node.attributes[name].value
+
+
+def fixed_shape(value: ir.Value | None) -> tuple[int, ...]:
+    """Return the shape of a value of a static graph.
+
+    Raises:
+        NotLowered: an axis has no fixed length.
+    """
+    shape = None if value is None else value.shape
+    if shape is None or not all(isinstance(axis, int) for axis in shape):
+        name = None if value is None else value.name
+        raise NotLowered(f"{name} has shape {shape}; TensorRT's plugins take fixed shapes")
+    return tuple(int(axis) for axis in shape)  # type: ignore[arg-type]  # all are
+
+
+def reshaped(
+    graph: ir.Graph, tape: Tape, value: ir.Value | None, shape: Sequence[int]
+) -> ir.Value:
+    """Return a value in another, fixed shape; its dtype is known if that of `value` is."""
+    name = f"shape_{'_'.join(map(str, shape))}"
+    out = tape.op("Reshape", [value, constant(graph, name, np.array(shape, np.int64))])
+    if value is not None and value.type is not None:
+        out.shape, out.type = ir.Shape(shape), value.type
+    return out
 
 
 def _registered(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:

@@ -11,9 +11,18 @@ import pytest
 import torch
 from onnx.defs import OpSchema
 
+from export_grok.config import GrokConfig
+from export_grok.export.trace import template_from_config
 from export_grok.plugins.onnx_schema import attach_functions, register_schemas, translation_table
 from export_grok.plugins.op import DOMAIN, VERSION, OpSpec
-from export_grok.plugins.registry import lowering, op_names, part, spec, specs
+from export_grok.plugins.registry import (
+    lowering,
+    op_names,
+    part,
+    plugin_nodes,
+    spec,
+    specs,
+)
 from tests.conftest import TemplateOf
 
 OPS = op_names()
@@ -26,7 +35,7 @@ def arguments(found: OpSpec) -> list[str]:
 
 
 def test_the_ops_are_the_folders() -> None:
-    assert OPS == ("int8_linear", "moe_experts", "softcap_attention")
+    assert OPS == ("all_reduce", "int8_linear", "moe_experts", "softcap_attention")
     assert [spec(op).name for op in OPS] == list(OPS)
     assert {found.name: op_type for op_type, found in specs().items()} == {
         op: spec(op).op_type for op in OPS
@@ -49,9 +58,15 @@ def test_an_alias_joins_an_output_with_an_input_of_its_shape(op: str) -> None:
         assert outputs[output].dtype == inputs[source].dtype
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_every_op_has_a_lowering_for_onnxruntime(op: str) -> None:
-    module = lowering(op, "ort")
+@pytest.mark.parametrize(
+    ("op", "backend"),
+    [
+        *((op, "ort") for op in OPS if op != "all_reduce"),  # it runs in one process
+        *((op, "trt") for op in OPS),
+    ],
+)
+def test_every_op_has_a_lowering_for_every_backend(op: str, backend: str) -> None:
+    module = lowering(op, backend)
     assert module is not None
     assert list(inspect.signature(module.lower).parameters) == ["node", "graph", "tape"]
 
@@ -104,6 +119,18 @@ def test_function_body_has_the_signature_of_the_spec(op: str) -> None:
             assert node.domain == "" or node.op_type in named
 
 
+@pytest.mark.parametrize("op_type", plugin_nodes())
+def test_function_of_a_plugin_node_has_its_signature(op_type: str) -> None:
+    node = plugin_nodes()[op_type]
+    bodies = [body.to_function_proto() for body in part(node.op, "trt_function").FUNCTIONS]
+    (body,) = [body for body in bodies if body.name == op_type]
+    assert body.domain == DOMAIN
+    assert list(body.input) == [operand.name for operand in node.inputs]
+    assert len(body.output) == len(node.outputs)
+    assert sorted(body.attribute) == sorted(node.attributes)
+    assert not body.attribute_proto  # defaults
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_emitted_node_has_the_signature_of_the_spec(op: str) -> None:
     translate = part(op, "onnx_function").translate
@@ -111,10 +138,14 @@ def test_emitted_node_has_the_signature_of_the_spec(op: str) -> None:
     assert translate in translation_table().values()
 
 
-def test_nodes_in_a_traced_graph_have_the_signature_of_the_spec(template_of: TemplateOf) -> None:
-    nodes = [
-        node for node in template_of("tiny", "layer", "float32").graph if node.domain == DOMAIN
-    ]
+@pytest.fixture(scope="module")
+def layer_of_ranks(tiny_config: GrokConfig) -> ir.Model:
+    """Return the template of a layer that two ranks share. Clone it to change it."""
+    return template_from_config("layer", tiny_config, "float32", tensor_parallel=2)
+
+
+def test_nodes_in_a_traced_graph_have_the_signature_of_the_spec(layer_of_ranks: ir.Model) -> None:
+    nodes = [node for node in layer_of_ranks.graph if node.domain == DOMAIN]
     assert {node.op_type for node in nodes} == specs().keys()
     for node in nodes:
         found = specs()[node.op_type]
@@ -126,17 +157,21 @@ def test_nodes_in_a_traced_graph_have_the_signature_of_the_spec(template_of: Tem
         }
 
 
-def test_only_ops_that_a_graph_uses_get_their_bodies(template_of: TemplateOf) -> None:
+def test_only_ops_that_a_graph_uses_get_their_bodies(
+    layer_of_ranks: ir.Model, template_of: TemplateOf
+) -> None:
     def bodies(model: ir.Model) -> set[str]:
         model.functions.clear()
         attach_functions(model)
         return {name for _, name, _ in model.functions} & specs().keys()
 
-    model = template_of("tiny", "layer", "float32").clone()
+    model = layer_of_ranks.clone()
     assert bodies(model) == specs().keys()
     for node in [node for node in model.graph if node.op_type == "GrokMoeExperts"]:
         node.op_type = "Other"
-    assert bodies(model) == {"GrokInt8Linear", "GrokSoftcapAttention"}
+    assert bodies(model) == specs().keys() - {"GrokMoeExperts"}
+    one_rank = template_of("tiny", "layer", "float32").clone()
+    assert bodies(one_rank) == specs().keys() - {"GrokAllReduce"}
     assert bodies(template_of("tiny", "embedding", "float32").clone()) == set()
 
 
