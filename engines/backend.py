@@ -10,10 +10,19 @@ from numpy.typing import NDArray
 
 from export_grok import engines
 from export_grok.artifacts import Bundle
-from export_grok.config import Dtype, GrokConfig
+from export_grok.config import Dtype, EngineOptions, GrokConfig, HeadDtype
 from export_grok.errors import ConfigError
 
-__all__ = ["Builder", "Session", "backend_names", "builder", "check_dtype", "open_session"]
+__all__ = [
+    "Builder",
+    "Session",
+    "backend_dtype",
+    "backend_names",
+    "builder",
+    "check_options",
+    "engine_summary",
+    "open_session",
+]
 
 
 class Session(Protocol):
@@ -59,11 +68,12 @@ class Session(Protocol):
 class Builder(Protocol):
     """Builds the engine of a folder of graphs, in that folder."""
 
-    def __call__(self, graphs: Bundle, *, allow_functions: bool) -> Bundle:
+    def __call__(self, graphs: Bundle, options: EngineOptions) -> Bundle:
         """Return the bundle.
 
         Raises:
             BuildError: the backend cannot run these graphs.
+            ConfigError: an option does not go with the backend, the model or the machine.
             OutputError: the folder cannot be written.
         """
 
@@ -76,9 +86,8 @@ class _Opener(Protocol):
 
 def backend_names() -> tuple[str, ...]:
     """Return the names of all backends, sorted."""
-    return tuple(
-        sorted(info.name for info in pkgutil.iter_modules(engines.__path__) if info.ispkg)
-    )
+    folders = (info.name for info in pkgutil.iter_modules(engines.__path__) if info.ispkg)
+    return tuple(sorted(name.replace("_", "-") for name in folders))
 
 
 def builder(name: str) -> Builder:
@@ -90,17 +99,39 @@ def builder(name: str) -> Builder:
     return cast(Builder, _part(name, "build").build_engine)
 
 
-def check_dtype(name: str, dtype: Dtype) -> None:
-    """Hold a dtype of graphs to the `DTYPES` of the backend `name`.
+def engine_summary(bundle: Bundle) -> str:
+    """Return in a few words what the engine of a bundle consists of."""
+    summary: str = _part(str(bundle.manifest.backend), "build").summary(bundle.manifest)
+    return summary
+
+
+def check_options(
+    name: str, config: GrokConfig, dtype: Dtype, head: HeadDtype, options: EngineOptions
+) -> None:
+    """Hold options to the backend `name`, the model and this machine, before any work is done.
+
+    Raises:
+        BuildError: the backend needs a machine that this is not.
+        ConfigError: an option cannot be, or there is no such backend.
+        MissingDependencyError: a package is not installed.
+    """
+    _part(name, "build").check_options(config, dtype, head, options)
+
+
+def backend_dtype(name: str, dtype: Dtype | None) -> Dtype:
+    """Return a dtype held to the `DTYPES` of the backend `name`; its first if there is none.
 
     Raises:
         ConfigError: there is no such backend, or it does not compute in `dtype`.
     """
     dtypes: tuple[Dtype, ...] = _part(name, "build").DTYPES
+    if dtype is None:
+        return dtypes[0]
     if dtype not in dtypes:
         raise ConfigError(
             f"the {name} engine does not compute in {dtype}; use --dtype {' or '.join(dtypes)}"
         )
+    return dtype
 
 
 def open_session(
@@ -129,4 +160,4 @@ def open_session(
 def _part(name: str, file: str) -> ModuleType:
     if name not in backend_names():
         raise ConfigError(f"there is no backend {name!r}; use {', '.join(backend_names())}")
-    return importlib.import_module(f"{engines.__name__}.{name}.{file}")
+    return importlib.import_module(f"{engines.__name__}.{name.replace('-', '_')}.{file}")

@@ -1,12 +1,13 @@
 """All stages up to an engine: those that are missing run, the others are taken as they are."""
 
+import dataclasses
 from pathlib import Path
 
 from export_grok.artifacts import MANIFEST, Bundle, open_bundle
-from export_grok.config import EXPORT, ExportOptions
-from export_grok.engines.backend import builder, check_dtype
+from export_grok.config import ENGINE, EXPORT, EngineOptions, ExportOptions
+from export_grok.engines.backend import backend_dtype, builder, check_options
 from export_grok.errors import ConfigError
-from export_grok.export.checkpoint import holds_weights
+from export_grok.export.checkpoint import holds_weights, open_weights
 from export_grok.optional import require
 
 __all__ = ["engine_from_source", "takes_graphs"]
@@ -26,7 +27,7 @@ def engine_from_source(
     out: Path | None,
     *,
     backend: str,
-    allow_functions: bool = False,
+    engine: EngineOptions = ENGINE,
     options: ExportOptions = EXPORT,
 ) -> Bundle:
     """Return a bundle with the engine of a checkpoint, or of a folder of graphs.
@@ -35,7 +36,7 @@ def engine_from_source(
         source: folder of a checkpoint, a store, or graphs.
         out: folder of the bundle. Graphs get their engine in their own folder.
         backend: which engine.
-        allow_functions: let ops that could not be lowered run by their function bodies.
+        engine: how the engine is built.
         options: how the graphs of a checkpoint are made.
 
     Raises:
@@ -53,11 +54,15 @@ def engine_from_source(
                 f"{source} holds graphs: their engine is built beside them; leave --out away, "
                 "or give the checkpoint"
             )
-        return build(open_bundle(source), allow_functions=allow_functions)
+        return build(open_bundle(source), engine)
     if out is None:
         raise ConfigError(f"say where the bundle of {source} goes: --out DIR")
-    check_dtype(backend, options.dtype)  # before minutes of work, and before anything is written
+    # Before minutes of work, and before anything is written.
+    dtype = backend_dtype(backend, options.dtype)
+    config, _ = open_weights(source, options.config, options.layers)
+    check_options(backend, config, dtype, options.head, engine)
+    options = dataclasses.replace(options, dtype=dtype)
     require("torch", extra="export")
     from export_grok.export.graph_folder import export_graphs
 
-    return build(export_graphs(source, out, options), allow_functions=allow_functions)
+    return build(export_graphs(source, out, options), engine)

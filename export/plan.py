@@ -14,7 +14,7 @@ from export_grok.artifacts import (
     Bundle,
     open_bundle,
 )
-from export_grok.config import Dtype, ExportOptions, GrokConfig, HeadDtype
+from export_grok.config import DTYPES, Dtype, ExportOptions, GrokConfig, HeadDtype
 from export_grok.errors import BundleError
 from export_grok.export.store import store_files
 from export_grok.files import fingerprint, output_errors, read_json, write_json
@@ -60,7 +60,7 @@ def plan_of(config: GrokConfig, index: WeightIndex, options: ExportOptions) -> P
     """
     return Plan(
         config=config,
-        dtype=options.dtype,
+        dtype=options.dtype or DTYPES[0],
         head=options.head,
         copied=options.copy_weights,
         source={file: fingerprint(index.root / file) for file in sorted(index.files)},

@@ -11,11 +11,13 @@ from export_grok.errors import ConfigError
 
 __all__ = [
     "DTYPES",
+    "ENGINE",
     "EXPORT",
     "GROK_1",
     "HEAD_DTYPES",
     "TENSOR_PARALLEL_SIZES",
     "Dtype",
+    "EngineOptions",
     "ExportOptions",
     "GrokConfig",
     "HeadDtype",
@@ -235,9 +237,24 @@ class RankConfig:
         return self.model.num_kv_heads // self.tensor_parallel
 
     @property
+    def q_size(self) -> int:
+        """Columns of the query matrix that this rank holds."""
+        return self.model.q_size // self.tensor_parallel
+
+    @property
+    def kv_size(self) -> int:
+        """Columns of the key matrix, and of the value matrix, that this rank holds."""
+        return self.model.kv_size // self.tensor_parallel
+
+    @property
     def ffn_size(self) -> int:
         """Columns of every expert that this rank holds."""
         return self.model.ffn_size // self.tensor_parallel
+
+    @property
+    def row_parallel_scale_groups(self) -> int:
+        """Groups of rows in this rank's part of a matrix that is cut by rows."""
+        return max(1, self.model.row_parallel_scale_groups // self.tensor_parallel)
 
     @property
     def vocab_size(self) -> int:
@@ -250,7 +267,8 @@ class ExportOptions:
     """How the graphs of a checkpoint are made.
 
     Attributes:
-        dtype: of activations and cache.
+        dtype: of activations and cache; None for the first that the backend takes; graphs
+            without a backend are float32 then.
         head: matrix of the head: "float32" is the embedding's table itself, "int8" a copy of it in
             the folder, a quarter as long.
         config: of the checkpoint, if it has no `config.json` and is not Grok-1.
@@ -263,7 +281,7 @@ class ExportOptions:
         ConfigError: there is no such dtype, or no such head.
     """
 
-    dtype: Dtype = "float32"
+    dtype: Dtype | None = None
     head: HeadDtype = "float32"
     config: GrokConfig | None = None
     layers: int | None = None
@@ -271,13 +289,63 @@ class ExportOptions:
     overwrite: bool = False
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
+        if self.dtype not in (None, *DTYPES):
             raise ConfigError(f"dtype is {self.dtype!r}; use {', '.join(DTYPES)}")
         if self.head not in HEAD_DTYPES:
             raise ConfigError(f"head is {self.head!r}; use {', '.join(HEAD_DTYPES)}")
 
 
 EXPORT = ExportOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How an engine is built from graphs. None is for what the backend takes by default.
+
+    Attributes:
+        allow_functions: let ops that could not be lowered run by their slow function bodies.
+        tensor_parallel: ranks that share every layer.
+        sm: GPU architectures to build for, as compute capability times ten: 90 is an H100's.
+        batch: rows of a decode step.
+        chunk: tokens of a prompt that go through the layers at once.
+        max_length: longest row, prompt and answer together, in tokens.
+        gpu_memory: of one GPU, in GB; by default the most that GPUs of an architecture have.
+
+    Raises:
+        ConfigError: a number is out of range; all such are named.
+    """
+
+    allow_functions: bool = False
+    tensor_parallel: int = 1
+    sm: tuple[int, ...] | None = None
+    batch: int | None = None
+    chunk: int | None = None
+    max_length: int | None = None
+    gpu_memory: float | None = None
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"{name} is {value}; it must be 1 or more"
+            for name in ("tensor_parallel", "batch", "chunk", "max_length")
+            if (value := getattr(self, name)) is not None and value < 1
+        ]
+        if self.gpu_memory is not None and not 0 < self.gpu_memory < float("inf"):
+            faults.append(f"gpu_memory is {self.gpu_memory}; it must be a number of GB")
+        if self.sm is not None and not self.sm:
+            faults.append("sm names no architecture; say e.g. 90")
+        if faults:
+            raise ConfigError("; ".join(faults))
+
+    def given(self) -> tuple[str, ...]:
+        """Return the names of the fields that are not left to the backend."""
+        return tuple(
+            field.name
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        )
+
+
+ENGINE = EngineOptions()
 
 # Source: the hyper-parameters in xai-org/grok-1 run.py.
 GROK_1 = GrokConfig(

@@ -71,6 +71,7 @@ class Manifest:
         weight_files: by path below the weights' folder.
         ports: the I/O table: graph kind -> rows of name, direction, shape, dtype, aliases.
         lowering: op type -> how many nodes were lowered, and how many run by function body.
+        engine: what the backend says of its engine, in its own form; empty if it says nothing.
     """
 
     kind: Kind
@@ -86,6 +87,7 @@ class Manifest:
     weight_files: dict[str, FileRecord]
     ports: dict[str, list[dict[str, Any]]]
     lowering: dict[str, dict[str, int]]
+    engine: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the manifest as JSON values."""
@@ -109,8 +111,7 @@ class Manifest:
         faults: list[str] = []
         parts: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
-            if field.name not in value and field.default is not dataclasses.MISSING:
-                parts[field.name] = field.default
+            if field.name not in value and field.name in _LATER:
                 continue
             try:
                 parts[field.name] = _PARTS[field.name](value[field.name])
@@ -120,8 +121,9 @@ class Manifest:
                 faults.append(f"{field.name}: {error}")
         if not faults and (parts["kind"] == "engine") != (parts["backend"] is not None):
             faults.append(f"kind is {parts['kind']}, backend {parts['backend']}")
-        if not faults and (parts["head"] == "int8") != (parts["head_error"] is not None):
-            faults.append(f"head is {parts['head']}, head_error {parts['head_error']}")
+        head, off = parts.get("head", "float32"), parts.get("head_error")
+        if not faults and (head == "int8") != (off is not None):
+            faults.append(f"head is {head}, head_error {off}")
         if faults:
             raise BundleError(f"{source} is damaged ({'; '.join(faults)}): build the bundle again")
         return cls(**parts)
@@ -195,6 +197,9 @@ def _lowering(value: Any) -> dict[str, dict[str, int]]:
     return _object(value)
 
 
+# Fields that a manifest from before there was a choice does not have.
+_LATER = {"head", "head_error", "engine"}
+
 # How each field of a manifest is read from JSON.
 _PARTS: dict[str, Callable[[Any], Any]] = {
     "kind": _one_of(*get_args(Kind)),
@@ -210,4 +215,5 @@ _PARTS: dict[str, Callable[[Any], Any]] = {
     "weight_files": _records,
     "ports": _table_of(list),
     "lowering": _lowering,
+    "engine": _object,
 }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from export_grok.artifacts import Bundle, graph_file
-from export_grok.config import Dtype, GrokConfig, HeadDtype
+from export_grok.config import Dtype, EngineOptions, GrokConfig, HeadDtype
 from export_grok.engines.pipeline import engine_from_source
 from export_grok.export import graph_folder
 from export_grok.export.demo import write_demo_checkpoint
@@ -45,16 +45,21 @@ _built: dict[str, Bundle] = {}
 
 @functools.cache
 def traced(
-    kind: "GraphKind", config: GrokConfig, dtype: Dtype, head: HeadDtype = "float32"
+    kind: "GraphKind",
+    config: GrokConfig,
+    dtype: Dtype,
+    head: HeadDtype = "float32",
+    tensor_parallel: int = 1,
 ) -> "ir.Model":
     """Return the template of a graph; the stages clone it before they change it."""
-    return template_from_config(kind, config, dtype, head)
+    return template_from_config(kind, config, dtype, head, tensor_parallel)
 
 
 @pytest.fixture
 def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all builds of one config share their traces, which are most of a build's time."""
     monkeypatch.setattr(graph_folder, "template_from_config", traced)
+    monkeypatch.setattr("export_grok.export.trace.template_from_config", traced)
 
 
 @pytest.fixture(scope="session")
@@ -69,7 +74,10 @@ def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BundleOf]:
                 source = folder / "checkpoint"
                 write_demo_checkpoint(source)
             _built[name] = engine_from_source(
-                source, folder / "bundle", backend="ort", allow_functions=name in WITH_FUNCTIONS
+                source,
+                folder / "bundle",
+                backend="ort",
+                engine=EngineOptions(allow_functions=name in WITH_FUNCTIONS),
             )
         return _built[name]
 

@@ -6,8 +6,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from export_grok.commands.options import FOLDER, graph_options
-from export_grok.config import ExportOptions
+from export_grok.commands.options import FOLDER, engine_options, graph_options
+from export_grok.config import EngineOptions, ExportOptions
 
 __all__ = ["build_engine"]
 
@@ -15,18 +15,31 @@ __all__ = ["build_engine"]
 @click.command("build-engine")
 @click.argument("source", type=FOLDER)
 @click.option("--out", type=FOLDER, help="Folder to write; for graphs, their own folder.")
-@click.option("--backend", default="ort", show_default=True, help="Which engine to build.")
+@click.option(
+    "--backend",
+    default="ort",
+    show_default=True,
+    help="Which engine: ort runs on any CPU, trt on NVIDIA GPUs; trt-rtx builds on a CPU for RTX "
+    "GPUs.",
+)
 @click.option(
     "--allow-functions",
     is_flag=True,
     help="Let ops without a kernel run by their slow function bodies.",
 )
+@engine_options
 @graph_options
 def build_engine(
     source: Path,
     out: Path | None,
     backend: str,
     allow_functions: bool,
+    sm: tuple[int, ...] | None,
+    tp: int,
+    batch: int | None,
+    chunk: int | None,
+    max_length: int | None,
+    gpu_memory: float | None,
     weights: str,
     **options: Any,
 ) -> None:
@@ -34,6 +47,7 @@ def build_engine(
 
     Runs the stages that are missing. A second run of unchanged input returns at once.
     """
+    from export_grok.engines.backend import engine_summary
     from export_grok.engines.pipeline import engine_from_source, takes_graphs
 
     if takes_graphs(source, out):
@@ -42,15 +56,19 @@ def build_engine(
         source,
         out,
         backend=backend,
-        allow_functions=allow_functions,
+        engine=EngineOptions(
+            allow_functions=allow_functions,
+            tensor_parallel=tp,
+            sm=sm,
+            batch=batch,
+            chunk=chunk,
+            max_length=max_length,
+            gpu_memory=gpu_memory,
+        ),
         options=ExportOptions(copy_weights=weights == "copy", **options),
     )
-    ops = ", ".join(
-        f"{op} {counts['lowered']} lowered"
-        + (f" and {counts['function']} by function body" if counts["function"] else "")
-        for op, counts in bundle.manifest.lowering.items()
-    )
-    click.echo(f"{bundle.folder}: {backend} engine of {bundle.config.num_layers} layers ({ops})")
+    layers, summary = bundle.config.num_layers, engine_summary(bundle)
+    click.echo(f"{bundle.folder}: {backend} engine of {layers} layers ({summary})")
 
 
 def _refuse_given(*options: str, source: Path) -> None:

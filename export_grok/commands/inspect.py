@@ -28,17 +28,22 @@ def inspect(
     path: Path, tp: int | None, bandwidth: float, config: GrokConfig | None, as_json: bool
 ) -> None:
     """Say what PATH is, a checkpoint, graphs or a bundle, and what running it needs."""
+    from export_grok.artifacts import open_bundle
+    from export_grok.engines.backend import engine_summary
     from export_grok.engines.installation import sentence
     from export_grok.export.summary import summary_of
     from export_grok.plugins.kernels import native_kernels
 
     summary = summary_of(path, config=config, tensor_parallel=tp)
     kernels = native_kernels() if summary.backend == "ort" else None
+    planned = open_bundle(path) if summary.backend not in (None, "ort") else None
     if as_json:
         value = summary.to_dict(bandwidth=bandwidth * 1e9)
         if kernels:
             library = str(kernels.library) if kernels.library else None
             value["kernels"] = {"library": library, "isa": kernels.isa, "reason": kernels.reason}
+        if planned:
+            value["engine"] = planned.manifest.engine
         click.echo(json.dumps(value))
         return
     from export_grok.export.table import print_summary
@@ -46,3 +51,5 @@ def inspect(
     print_summary(summary, bandwidth=bandwidth * 1e9)
     if kernels:
         click.echo(f"kernels here: {sentence(kernels)}")
+    if planned:
+        click.echo(f"engine: {engine_summary(planned)}")

@@ -13,6 +13,7 @@ from export_grok.errors import ConfigError
 __all__ = [
     "FOLDER",
     "config_option",
+    "engine_options",
     "finite",
     "graph_options",
     "json_option",
@@ -74,6 +75,51 @@ threads_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
+def _architectures(
+    _context: click.Context, _option: click.Parameter, value: str | None
+) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    try:
+        return tuple(dict.fromkeys(int(part) for part in value.split(",")))
+    except ValueError as error:
+        raise click.BadParameter(
+            f"{value!r} is no list of architectures; write e.g. 80,89,120."
+        ) from error
+
+
+def engine_options(command: Command) -> Command:
+    """Add the options that are fixed when a TensorRT engine is built."""
+    for option in (
+        click.option(
+            "--gpu-memory",
+            type=float,
+            help="TensorRT: memory of one GPU in GB. [default: the most there is of an --sm]",
+        ),
+        click.option(
+            "--max-length",
+            type=int,
+            help="TensorRT: longest row, prompt and answer, in tokens. [default: the model's]",
+        ),
+        click.option(
+            "--chunk", type=int, help="TensorRT: tokens of a prompt at once. [default: 256]"
+        ),
+        click.option("--batch", type=int, help="TensorRT: rows of a decode step. [default: 1]"),
+        click.option(
+            "--tp", type=int, default=1, show_default=True, help="Ranks that share every layer."
+        ),
+        click.option(
+            "--sm",
+            callback=_architectures,
+            metavar="N,...",
+            help="TensorRT: GPU architectures, compute capability times ten, e.g. 80,89,120. "
+            "[default: the GPU here, or all that can be built for]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 def graph_options(command: Command) -> Command:
     """Add the options of the stage from weights to graphs; their names are those of its fields."""
     defaults = ExportOptions
@@ -99,8 +145,7 @@ def graph_options(command: Command) -> Command:
             "--dtype",
             type=click.Choice(DTYPES),
             default=defaults.dtype,
-            show_default=True,
-            help="Of activations and cache. The CPU engine takes float32.",
+            help="Of activations and cache. [default: float32; for TensorRT bfloat16]",
         ),
     ):
         command = option(command)

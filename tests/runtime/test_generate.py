@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from export_grok.artifacts import Bundle
+from export_grok.config import EngineOptions
 from export_grok.engines.pipeline import engine_from_source
 from export_grok.errors import BundleError, ConfigError, ExportGrokError, RequestError
 from export_grok.runtime import generate as generate_module
@@ -257,7 +258,7 @@ def test_the_tokenizer_of_another_model_is_refused_with_both_numbers(
     assert demo.tokenizer is not None
     shutil.copy(demo.tokenizer, checkpoint)
     bundle = engine_from_source(
-        checkpoint, tmp_path / "bundle", backend="ort", allow_functions=True
+        checkpoint, tmp_path / "bundle", backend="ort", engine=EngineOptions(allow_functions=True)
     )
     told = refusal(BundleError, lambda: stream(bundle.folder, ["a"]))
     assert str(tokenizer_of(demo).vocab_size) in told

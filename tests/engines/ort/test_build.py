@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from export_grok.artifacts import MANIFEST, Bundle, open_bundle, record_of, write_manifest
-from export_grok.config import Dtype, ExportOptions
+from export_grok.config import Dtype, EngineOptions, ExportOptions
 from export_grok.engines.ort.build import build_engine
 from export_grok.errors import BuildError, ConfigError
 from export_grok.export.graph_folder import export_graphs
@@ -44,7 +44,7 @@ def test_other_dtypes_are_refused_before_anything_is_written(tmp_path: Path, dty
     before = hashes(graphs.folder)
     for allow_functions in (False, True):
         with pytest.raises(BuildError, match=f"{dtype}.*--dtype float32") as error:
-            build_engine(graphs, allow_functions=allow_functions)
+            build_engine(graphs, EngineOptions(allow_functions=allow_functions))
         assert "\n" not in str(error.value)
     assert hashes(graphs.folder) == before
 
@@ -79,7 +79,7 @@ def test_functions_that_are_allowed_or_needed_elsewhere_only_are_built_and_warne
     shared = bundle_of("deep13")
     graphs = without_engine(own_copy(shared, tmp_path / "out"))
     caplog.clear()
-    bundle = build_engine(graphs, allow_functions=allow)
+    bundle = build_engine(graphs, EngineOptions(allow_functions=allow))
     where = ", where there are no native kernels" if kernels == "native" else ""
     assert [record.getMessage() for record in caplog.records] == [
         f"runs by its function body, slowly{where}: "
@@ -88,7 +88,7 @@ def test_functions_that_are_allowed_or_needed_elsewhere_only_are_built_and_warne
     assert hashes(bundle.folder) == hashes(shared.folder)
     assert bundle.manifest.lowering["GrokSoftcapAttention"] == {"lowered": 0, "function": 13}
     before = hashes(bundle.folder)
-    assert build_engine(bundle, allow_functions=allow) is bundle  # made once
+    assert build_engine(bundle, EngineOptions(allow_functions=allow)) is bundle  # made once
     assert hashes(bundle.folder) == before
 
 
@@ -101,7 +101,7 @@ def test_an_engine_with_functions_is_refused_where_they_are_not_allowed(
     with pytest.raises(BuildError, match=r"--allow-functions"):
         build_engine(bundle)
     assert hashes(bundle.folder) == before
-    assert build_engine(bundle, allow_functions=True) is bundle
+    assert build_engine(bundle, EngineOptions(allow_functions=True)) is bundle
 
 
 @pytest.mark.usefixtures("native")
