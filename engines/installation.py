@@ -21,7 +21,9 @@ DISTRIBUTION = "export-grok"
 EXTRAS = {
     "export": "graphs of a checkpoint",
     "onnxruntime": "engines on a CPU",
-    "gpu": "engines on NVIDIA GPUs, which are not there yet",
+    "tensorrt-rtx": "TensorRT plans for RTX GPUs, built on a CPU",
+    "triton": "kernels of TensorRT engines, compiled on a CPU",
+    "gpu": "engines on NVIDIA GPUs",
     "plot": "figures of bench and quantise-report",
     "verify": "comparing backends, which is not there yet",
 }
@@ -145,7 +147,7 @@ def _wanted() -> dict[str, tuple[Package, ...]]:
     found: dict[str, tuple[Package, ...]] = {}
     for line in lines:
         # As pip writes them: `torch>=2.13; extra == "export"`.
-        match = re.match(r"""([\w.-]+)>=([\w.]+)(?:.*extra == ["'](\w+)["'])?""", line)
+        match = re.match(r"""([\w.-]+)>=([\w.]+)(?:.*extra == ["']([\w-]+)["'])?""", line)
         if match:
             name, oldest, extra = match.groups(default="")
             package = Package(name=name, wanted=oldest, version=_version(name))

@@ -15,7 +15,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from export_grok.artifacts import Bundle, graph_file
-from export_grok.errors import BundleError, RequestError
+from export_grok.engines.arguments import check_tokens, checked_last
+from export_grok.errors import BundleError
 from export_grok.plugins.kernels import Kernels, native_kernels
 from export_grok.progress import progress_bar
 
@@ -82,7 +83,7 @@ class OrtSession:
     ) -> NDArray[np.float32] | None:
         """Write the tokens into the cache; return the logits of one token of each row, [B, V]."""
         if last is not None:
-            last = self._checked_last(last, tokens)
+            last = checked_last(self, last, tokens)
         hidden = self._run_layers(tokens, start)
         if last is None:
             return None
@@ -98,7 +99,7 @@ class OrtSession:
     def _run_layers(
         self, tokens: NDArray[np.int64], start: NDArray[np.int64]
     ) -> NDArray[np.float32]:
-        self._check(tokens, start)
+        check_tokens(self, tokens, start)
         chain = self._chain(tokens.shape[1])
         chain.tokens[:] = tokens
         chain.start[:] = start
@@ -115,42 +116,6 @@ class OrtSession:
         logits = np.empty((*lead, self.config.vocab_size), np.float32)
         session.run_with_iobinding(_bound(session, inputs, {"logits": logits}))
         return logits
-
-    def _check(self, tokens: NDArray[np.int64], start: NDArray[np.int64]) -> None:
-        if tokens.ndim != 2 or tokens.shape[0] != self.batch or not tokens.size:
-            raise RequestError(
-                f"tokens have shape {tokens.shape}; this session takes [{self.batch}, 1 or more]"
-            )
-        if start.shape != (self.batch,) or int(start.min()) < 0:
-            raise RequestError(
-                f"start is {start.tolist()}, shape {start.shape}; "
-                f"this session takes [{self.batch}] numbers, 0 or more"
-            )
-        end = int(start.max()) + tokens.shape[1]
-        if end > self.max_length:
-            raise RequestError(
-                f"{end} tokens do not fit the cache of {self.max_length}; "
-                "shorten the prompt or open the engine with a larger max_length"
-            )
-        vocabulary = self.config.vocab_size
-        if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
-            raise RequestError(
-                f"token ids run from {tokens.min()} to {tokens.max()}; "
-                f"this model knows 0 to {vocabulary - 1}"
-            )
-
-    def _checked_last(
-        self, last: NDArray[np.int64], tokens: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Return `last` as the head is bound to it: int64, without gaps."""
-        width = tokens.shape[-1] if tokens.ndim else 0
-        inside = last.size and int(last.min()) >= 0 and int(last.max()) < width
-        if last.shape != (self.batch,) or not inside:
-            raise RequestError(
-                f"last is {last.tolist()}, shape {last.shape}; "
-                f"this session takes [{self.batch}] numbers, 0 to {width - 1}"
-            )
-        return np.ascontiguousarray(last, np.int64)
 
     def _chain(self, tokens: int) -> "_Chain":
         """Return the bound run of all layers for S new tokens; made at the first use."""

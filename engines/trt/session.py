@@ -1,0 +1,250 @@
+"""Run TensorRT plans on one GPU: no torch, no ONNX, weights read straight into device memory.
+
+A step of one token for every row is one CUDA graph: embedding, all layers, head. A longer piece of
+text goes row by row through plans for a chunk of one row.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export_grok.artifacts import Bundle
+from export_grok.engines.arguments import check_tokens, checked_last
+from export_grok.engines.trt.chain import Chain, Loaded, buffer_bytes, scratch_bytes
+from export_grok.engines.trt.device import CudaDevice, Device
+from export_grok.engines.trt.engine import PlanRuntime, Runtime
+from export_grok.engines.trt.fit import (
+    check_engine,
+    check_fit,
+    check_room,
+    flavour_of_record,
+    plan_files,
+)
+from export_grok.engines.trt.record import PHASES, TrtRecord, record_in
+from export_grok.engines.trt.tensors import CACHES, binding_of, size_of
+from export_grok.engines.trt.weights import RankWeights
+from export_grok.export.head import head_index
+
+__all__ = ["TrtSession", "open_engine"]
+
+
+def open_engine(
+    bundle: Bundle, *, batch: int, max_length: int, threads: int | None = None
+) -> "TrtSession":
+    """Return the loaded engine; see `engines.backend.open_session`. A GPU has no use for threads.
+
+    Raises:
+        BundleError: the manifest does not say what the plans are.
+        MissingDependencyError: TensorRT, `cuda.core`, the driver or a GPU is missing.
+    """
+    record = record_in(bundle.manifest)
+    return TrtSession(
+        bundle,
+        record,
+        batch=batch,
+        max_length=max_length,
+        device=CudaDevice(),
+        runtime=PlanRuntime(flavour_of_record(record)),
+    )
+
+
+class TrtSession:
+    """The plans of a bundle, loaded, and a cache for `batch` rows of `max_length` tokens.
+
+    Attributes:
+        config: of the model.
+        batch: rows, B.
+        max_length: longest row, in tokens.
+        weights: on the device.
+
+    Raises:
+        BundleError: the plans are incomplete, or not of these weights.
+        CheckpointError: a weight file is missing or too short.
+        ConfigError: the plans are not for what is asked or for this GPU, or memory does not
+            suffice.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        record: TrtRecord,
+        *,
+        batch: int,
+        max_length: int,
+        device: Device,
+        runtime: Runtime,
+        capture: bool = True,
+    ) -> None:
+        """Check everything, then load the plans, then the weights.
+
+        Args:
+            bundle: with the plans.
+            record: of them.
+            batch: rows.
+            max_length: of the longest row.
+            device: to run on.
+            runtime: to load plans with.
+            capture: run a decode step as one CUDA graph; else as so many enqueues.
+        """
+        check_fit(
+            record,
+            bundle.folder,
+            batch=batch,
+            max_length=max_length,
+            version=runtime.version,
+            device=device,
+        )
+        self.config = bundle.config
+        self.batch = batch
+        self.max_length = max_length
+        self._device = device
+        self._runtime = runtime
+        self._capture = capture
+        self._sizes = record.sizes
+        self._plans = plan_files(record, bundle.folder, device.sm)
+        self._loaded: dict[tuple[str, str], Loaded] = {}
+        self._chains: dict[tuple[str, str], Chain] = {}
+        index = bundle.index()
+        head = index
+        if bundle.manifest.head == "int8":
+            head = head_index(bundle.config, bundle.head_root)
+        self.weights = RankWeights(record, index, head, layers=self.config.num_layers, rank=0)
+
+        layer, _ = self._plans["layer", "decode"]
+        cache_bytes = {name: size_of(binding_of(layer, name)) for name in CACHES}
+        kinds = ("embedding", "layer", "head")
+        needed = {
+            "weights": self.weights.nbytes,
+            "caches": self.config.num_layers * sum(cache_bytes.values()),
+            "activations": sum(
+                buffer_bytes(*(self._plans[kind, phase][0] for kind in kinds)) for phase in PHASES
+            ),
+        }
+        check_room(device, **needed)
+        # How much memory a plan works in, only the plan says.
+        needed["scratch"] = sum(
+            scratch_bytes(*(self._load(kind, phase)[1] for kind in kinds)) for phase in PHASES
+        )
+        check_room(device, **needed)
+        self.weights.load(device)
+        self._caches = [
+            {name: self._zeros(nbytes) for name, nbytes in cache_bytes.items()}
+            for _ in range(self.config.num_layers)
+        ]
+        for phase in PHASES:
+            self._chain(phase, "head")
+
+    def forward(
+        self,
+        tokens: NDArray[np.int64],
+        start: NDArray[np.int64],
+        last: NDArray[np.int64] | None,
+    ) -> NDArray[np.float32] | None:
+        """Write the tokens into the cache; return the logits of one token of each row, [B, V]."""
+        if last is not None:
+            last = checked_last(self, last, tokens)
+        check_tokens(self, tokens, start)
+        if tokens.shape[1] == 1:
+            chain = self._chain("decode", "head")
+            chain.write(tokens=tokens, start=start)  # its `last` is always 0
+            if last is None:
+                chain.enqueue(head=False)
+                return None
+            if self._capture:
+                chain.replay()
+            else:
+                chain.enqueue()
+            return chain.logits(self.batch)
+        chain = self._chain("prefill", "head")
+        logits = np.empty((self.batch, self.config.vocab_size), np.float32)
+        for piece in self._pieces(*tokens.shape):
+            self._write(chain, piece, tokens, start)
+            place = -1 if last is None else int(last[piece.row]) - piece.first
+            asked = 0 <= place < piece.width
+            if asked:
+                chain.write(last=np.array([place]))
+            chain.enqueue(piece.row, head=asked)
+            if asked:
+                logits[piece.row] = chain.logits(1)[0]
+        return None if last is None else logits
+
+    def forward_all(
+        self, tokens: NDArray[np.int64], start: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """Write the tokens into the cache; return the logits of every token, [B, S, V]."""
+        check_tokens(self, tokens, start)
+        if tokens.shape[1] == 1:
+            chain = self._chain("decode", "head_all")
+            chain.write(tokens=tokens, start=start)
+            chain.enqueue()
+            return chain.logits(self.batch)[:, np.newaxis]
+        chain = self._chain("prefill", "head_all")
+        logits = np.empty((*tokens.shape, self.config.vocab_size), np.float32)
+        for piece in self._pieces(*tokens.shape):
+            self._write(chain, piece, tokens, start)
+            chain.enqueue(piece.row)
+            logits[piece.row, piece.first : piece.end] = chain.logits(piece.width)
+        return logits
+
+    def _zeros(self, nbytes: int) -> int:
+        """Return new memory: as it is found, it may hold NaN, which no masking by 0 takes away."""
+        address = self._device.allocate(nbytes)
+        self._device.clear(address, nbytes)
+        return address
+
+    def _pieces(self, rows: int, tokens: int) -> Iterator["_Piece"]:
+        """Cut new tokens [B, S] into what the prefill plans take at once."""
+        chunk = self._sizes.chunk
+        for row in range(rows):
+            for first in range(0, tokens, chunk):
+                yield _Piece(row=row, first=first, end=min(first + chunk, tokens))
+
+    def _write(
+        self, chain: Chain, piece: "_Piece", tokens: NDArray[np.int64], start: NDArray[np.int64]
+    ) -> None:
+        """Write a piece where the plans find it, padded on the right.
+
+        What the padding leaves in the cache lies behind the row's tokens, where it is overwritten
+        before any token may see it. The cache has chunk - 1 slots more than a row may have tokens,
+        so that the padding of a row's last piece fits.
+        """
+        padded = np.zeros((1, self._sizes.chunk), np.int64)
+        padded[0, : piece.width] = tokens[piece.row, piece.first : piece.end]
+        chain.write(tokens=padded, start=start[piece.row : piece.row + 1] + piece.first)
+
+    def _chain(self, phase: str, head: str) -> Chain:
+        """Return the run of one phase with one kind of head; made at the first use."""
+        if (phase, head) not in self._chains:
+            self._chains[phase, head] = Chain(
+                self._device,
+                self._load("embedding", phase),
+                self._load("layer", phase),
+                self._load(head, phase),
+                weights=self.weights,
+                caches=self._caches,
+            )
+        return self._chains[phase, head]
+
+    def _load(self, kind: str, phase: str) -> Loaded:
+        """Return a graph and the engine of its plan; loaded at the first use."""
+        if (kind, phase) not in self._loaded:
+            graph, plan = self._plans[kind, phase]
+            engine = self._runtime.engine(plan)
+            check_engine(graph, engine, plan)
+            self._loaded[kind, phase] = graph, engine
+        return self._loaded[kind, phase]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Piece:
+    """Tokens `first` to `end` of a row."""
+
+    row: int
+    first: int
+    end: int
+
+    @property
+    def width(self) -> int:
+        return self.end - self.first
