@@ -2,21 +2,39 @@
 
 import contextlib
 import dataclasses
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from export_grok.artifacts import MANIFEST, open_bundle
-from export_grok.config import TENSOR_PARALLEL_SIZES, Dtype, GrokConfig, HeadDtype
+from export_grok.config import (
+    TENSOR_PARALLEL_SIZES,
+    Dtype,
+    GrokConfig,
+    HeadDtype,
+    RankConfig,
+)
 from export_grok.errors import ConfigError
 from export_grok.export.checkpoint import open_weights
+from export_grok.export.data_sheets import DATA_SHEETS
 from export_grok.export.parameters import Parameter, head_parameters, model_parameters
+from export_grok.export.partition import cut_axis
+from export_grok.export.time_model import (
+    BANDWIDTH_SHARE,
+    Estimate,
+    Workload,
+    estimate,
+    sums_of_step,
+)
 from export_grok.manifest import HeadError
 from export_grok.weights import NUMPY_DTYPES, WeightIndex
 
-__all__ = ["RankNeeds", "Summary", "summary_of"]
+__all__ = ["GpuEstimates", "RankNeeds", "Summary", "summary_of"]
 
 CACHE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+# That the original computes in; a checkpoint alone does not say.
+CHECKPOINT_DTYPE: Dtype = "bfloat16"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +48,8 @@ class RankNeeds:
         cache_bytes: of one row at the model's full length.
         read_bytes_per_token: weights read to decode one token of one row: the chosen experts, and
             the matrix that the head has.
+        all_reduces_per_token: sums over the ranks, to decode one token.
+        all_reduce_bytes_per_token: length of what they add up, all of them together.
     """
 
     tensor_parallel: int
@@ -37,10 +57,48 @@ class RankNeeds:
     cache_bytes_per_token: int
     cache_bytes: int
     read_bytes_per_token: int
+    all_reduces_per_token: int
+    all_reduce_bytes_per_token: int
 
     def tokens_per_second(self, bandwidth: float) -> float:
         """Return the bound of decode speed for memory of `bandwidth` bytes per second a rank."""
         return bandwidth / self.read_bytes_per_token
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuEstimates:
+    """The time model for one kind of GPU.
+
+    Attributes:
+        gpu: its short name.
+        workload: what is decoded.
+        bandwidth_share: of the data sheet's bandwidth.
+        latency: of an all-reduce, in seconds.
+        ranks: tensor-parallel size -> how long a step takes.
+    """
+
+    gpu: str
+    workload: Workload
+    bandwidth_share: float
+    latency: float
+    ranks: dict[int, Estimate]
+
+    def to_dict(self) -> dict[str, object]:
+        """Return it as JSON values; the GPU's data sheet with it."""
+        value = dataclasses.asdict(self) | {
+            "data_sheet": dataclasses.asdict(DATA_SHEETS[self.gpu])
+        }
+        value["ranks"] = [
+            {
+                "tensor_parallel": size,
+                **dataclasses.asdict(found),
+                "seconds": found.seconds,
+                "row_tokens_per_second": found.row_tokens_per_second,
+                "tokens_per_second": found.tokens_per_second,
+            }
+            for size, found in self.ranks.items()
+        ]
+        return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +145,43 @@ class Summary:
         for rank, needs in zip(value["ranks"], self.ranks, strict=True):
             rank["tokens_per_second_bound"] = needs.tokens_per_second(bandwidth)
         return value | {"bandwidth": bandwidth}
+
+    def estimates(
+        self,
+        gpu: str,
+        workload: Workload,
+        *,
+        bandwidth_share: float = BANDWIDTH_SHARE,
+        latency: float | None = None,
+    ) -> GpuEstimates:
+        """Return the time model of a GPU, for the sizes of `ranks`.
+
+        Args:
+            gpu: one of `DATA_SHEETS`.
+            workload: what is decoded.
+            bandwidth_share: of the data sheet's bandwidth that reading reaches.
+            latency: of an all-reduce, in seconds; the link's by default.
+        """
+        sheet = DATA_SHEETS[gpu]
+        found = {
+            needs.tensor_parallel: estimate(
+                self.config.for_rank(needs.tensor_parallel),
+                self.dtype or CHECKPOINT_DTYPE,
+                self.head,
+                workload,
+                sheet,
+                bandwidth_share=bandwidth_share,
+                latency=latency,
+            )
+            for needs in self.ranks
+        }
+        return GpuEstimates(
+            gpu=gpu,
+            workload=workload,
+            bandwidth_share=bandwidth_share,
+            latency=sheet.link.latency if latency is None else latency,
+            ranks=found,
+        )
 
 
 def summary_of(
@@ -167,7 +262,7 @@ def _summary(
         scales=scales,
         bytes_by_dtype=dict(by_dtype),
         ranks=_ranks(
-            config, _sizes(config, tensor_parallel), CACHE_BYTES[dtype or "bfloat16"], head
+            config, _sizes(config, tensor_parallel), CACHE_BYTES[dtype or CHECKPOINT_DTYPE], head
         ),
     )
 
@@ -183,7 +278,7 @@ def _sizes(config: GrokConfig, asked: int | None) -> list[int]:
 
 
 def _ranks(
-    config: GrokConfig, sizes: list[int], cache_element: int, head: HeadDtype
+    config: GrokConfig, sizes: list[int], element: int, head: HeadDtype
 ) -> tuple[RankNeeds, ...]:
     parameters = model_parameters(config)
     parameters |= {parameter.name: parameter for parameter in _head(config, head)}
@@ -192,10 +287,11 @@ def _ranks(
         rank = config.for_rank(size)
         held = read = 0.0
         for parameter in parameters.values():
-            share = _bytes(parameter) / (1 if _replicated(parameter, config) else size)
+            share = _bytes(parameter) / (1 if _replicated(parameter, rank) else size)
             held += share
             read += share * _read_share(parameter, config, head)
-        cache = 2 * config.num_layers * rank.num_kv_heads * config.key_size * cache_element
+        sums = sums_of_step(rank)
+        cache = 2 * config.num_layers * rank.num_kv_heads * config.key_size * element
         ranks.append(
             RankNeeds(
                 tensor_parallel=size,
@@ -203,6 +299,8 @@ def _ranks(
                 cache_bytes_per_token=cache,
                 cache_bytes=cache * config.sequence_len,
                 read_bytes_per_token=round(read),
+                all_reduces_per_token=sums,
+                all_reduce_bytes_per_token=sums * config.emb_size * element,
             )
         )
     return tuple(ranks)
@@ -222,10 +320,9 @@ def _bytes(parameter: Parameter) -> int:
     return size
 
 
-def _replicated(parameter: Parameter, config: GrokConfig) -> bool:
-    if parameter.name.endswith(("attention.out.scales", "experts.down.scales")):
-        return config.row_parallel_scale_groups == 1  # all rows have it, those of every rank
-    return parameter.name.endswith(".scale") or ".router." in parameter.name
+def _replicated(parameter: Parameter, rank: RankConfig) -> bool:
+    name = re.sub(r"^layers\.\d+\.", "", parameter.name)
+    return cut_axis(name, parameter.shape, rank) is None
 
 
 def _read_share(parameter: Parameter, config: GrokConfig, head: HeadDtype) -> float:

@@ -1,16 +1,29 @@
 """A summary as tables for people."""
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
-from export_grok.export.summary import Summary
+from export_grok.export.data_sheets import DATA_SHEETS
+from export_grok.export.summary import CHECKPOINT_DTYPE, GpuEstimates, Summary
 
 __all__ = ["print_summary"]
 
+WIDTH = 100
 
-def print_summary(summary: Summary, *, bandwidth: float) -> None:
-    """Print the summary to stdout, with speed bounds for `bandwidth` bytes per second a rank."""
-    console = Console(width=None if Console().is_terminal else 100)
+
+def print_summary(
+    summary: Summary, *, bandwidth: float, estimates: Sequence[GpuEstimates] = ()
+) -> None:
+    """Print the summary to stdout.
+
+    Args:
+        summary: of a folder.
+        bandwidth: bytes per second that each rank's memory gives, for speed bounds.
+        estimates: of GPUs, to print in their place.
+    """
+    console = Console(width=None if Console().is_terminal else WIDTH)
     facts = Table(title=f"{summary.path}: {summary.kind}", show_header=False, title_justify="left")
     facts.add_column(style="bold")
     facts.add_column()
@@ -41,14 +54,28 @@ def print_summary(summary: Summary, *, bandwidth: float) -> None:
     for op, counts in summary.lowering.items():
         facts.add_row(f"  {op}", f"{counts['lowered']} lowered, {counts['function']} by function")
     console.print(facts)
+    for found in estimates:
+        console.print(_gpu_table(found))
+    if not estimates:
+        console.print(_rank_table(summary, bandwidth))
 
-    cache = summary.dtype or "bfloat16"
+
+def _rank_table(summary: Summary, bandwidth: float) -> Table:
+    cache = summary.dtype or CHECKPOINT_DTYPE
     ranks = Table(
         title=f"One rank at each TP: cache in {cache}, {bandwidth / 1e9:,.0f} GB/s of memory",
         title_justify="left",
     )
-    columns = ("TP", "weights", "cache/token", "cache full", "read/token", "tokens/s at most")
-    for column in columns:
+    for column in (
+        "TP",
+        "weights",
+        "cache\n/token",
+        "cache\nfull",
+        "read\n/token",
+        "all-reduced\n/token",
+        "all-reduces\n/token",
+        "tokens/s\nat most",
+    ):
         ranks.add_column(column, justify="right")
     for rank in summary.ranks:
         ranks.add_row(
@@ -57,9 +84,47 @@ def print_summary(summary: Summary, *, bandwidth: float) -> None:
             _size(rank.cache_bytes_per_token),
             _size(rank.cache_bytes),
             _size(rank.read_bytes_per_token),
+            _size(rank.all_reduce_bytes_per_token),
+            str(rank.all_reduces_per_token),
             f"{rank.tokens_per_second(bandwidth):,.1f}",
         )
-    console.print(ranks)
+    return ranks
+
+
+def _gpu_table(estimates: GpuEstimates) -> Table:
+    sheet, work = DATA_SHEETS[estimates.gpu], estimates.workload
+    table = Table(
+        title=f"{sheet.name}, on paper: batch {work.batch}, {work.context:,} tokens a row; "
+        f"{estimates.bandwidth_share:.0%} of {sheet.bandwidth / 1e9:,.0f} GB/s, "
+        f"{estimates.latency * 1e6:g} us an all-reduce by {sheet.link.name}",
+        title_justify="left",
+    )
+    for column in (
+        "TP",
+        "weights,\ncache",
+        f"of\n{sheet.memory / 1e9:.0f} GB",
+        "read\n/step",
+        "sums\n/step",
+        "ms to\nread",
+        "ms to\nsum",
+        "tokens/s\na row",
+        "tokens/s\nin all",
+    ):
+        table.add_column(column, justify="right")
+    for size, found in estimates.ranks.items():
+        step = found.step
+        table.add_row(
+            str(size),
+            _size(step.held + step.cache_held),
+            f"{(step.held + step.cache_held) / sheet.memory:.0%}",
+            _size(step.read),
+            str(step.sums),
+            f"{found.read_seconds * 1e3:,.2f}",
+            f"{found.sum_seconds * 1e3:,.2f}",
+            f"{found.row_tokens_per_second:,.1f}",
+            f"{found.tokens_per_second:,.1f}",
+        )
+    return table
 
 
 def _size(length: float) -> str:

@@ -1,19 +1,17 @@
 """What a rank needs in GPU memory, and the most that GPUs of an architecture have."""
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from export_grok.config import Dtype, HeadDtype, RankConfig
 from export_grok.engines.trt.record import Sizes
 from export_grok.errors import ConfigError
 from export_grok.export.parameters import (
-    Parameter,
     head_parameters,
     layer_parameters,
     model_parameters,
 )
-from export_grok.export.partition import cut_axis, share
+from export_grok.export.time_model import rank_bytes
 from export_grok.plugins.int8_linear.trt_lowering import FEW_ROWS
 from export_grok.weights import NUMPY_DTYPES
 
@@ -23,7 +21,6 @@ __all__ = ["MOST_GB", "Memory", "check_memory", "memory_of"]
 # A40, RTX 6000 Ada, H200, B200, RTX PRO 6000 Blackwell and DGX Spark.
 MOST_GB = {80: 80, 86: 48, 89: 48, 90: 141, 100: 192, 120: 96, 121: 128}
 GB = 10**9
-TABLE = "embedding.weight"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +61,8 @@ def memory_of(rank: RankConfig, sizes: Sizes, dtype: Dtype, head: HeadDtype) -> 
     ]
     if head == "int8":
         single += [row for name, row in head_parameters(config).items() if row not in single]
-    layer = _bytes(layer_parameters(config, 0).values(), rank, dtype)
-    weights = config.num_layers * layer + _bytes(single, rank, dtype)
+    layer = rank_bytes(layer_parameters(config, 0).values(), rank, dtype)
+    weights = config.num_layers * layer + rank_bytes(single, rank, dtype)
     slots = config.num_layers * sizes.batch * rank.num_kv_heads * sizes.slots
     return Memory(
         weights=weights,
@@ -113,13 +110,3 @@ def check_memory(
         "--tp, lower --batch, --max-length or --chunk, leave an --sm away, or say with "
         "--gpu-memory what there is"
     )
-
-
-def _bytes(parameters: Iterable[Parameter], rank: RankConfig, dtype: Dtype) -> int:
-    total = 0
-    for parameter in parameters:
-        name = parameter.name.removeprefix("layers.0.")
-        shape = share(parameter.shape, cut_axis(name, parameter.shape, rank), rank.tensor_parallel)
-        stored = dtype if name == TABLE else parameter.dtype
-        total += math.prod(shape) * NUMPY_DTYPES[stored].itemsize
-    return total

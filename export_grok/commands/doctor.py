@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import textwrap
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import click
@@ -11,6 +12,7 @@ from export_grok.commands.options import json_option
 from export_grok.errors import MissingDependencyError
 
 if TYPE_CHECKING:
+    from export_grok.engines.gpus import Gpus
     from export_grok.engines.installation import Extra, Installation
     from export_grok.machine import Machine
 
@@ -22,15 +24,23 @@ __all__ = ["doctor"]
 def doctor(as_json: bool) -> None:
     """Say what this installation can do, and why not more.
 
-    Fails if engines do not run here, and says what to do.
+    Fails if engines do not run here, and says what to do. What it finds of GPUs is told, each with
+    what to do, and is no failure: engines for the CPU run.
     """
+    from export_grok.engines.gpu_findings import gpu_findings
+    from export_grok.engines.gpus import gpus_here
     from export_grok.engines.installation import this_installation
 
-    installation = this_installation()
+    installation, gpus = this_installation(), gpus_here()
+    findings = gpu_findings(gpus)
     if as_json:
-        click.echo(json.dumps(_values(installation), default=str))
+        found = dataclasses.asdict(gpus) | {"findings": findings}
+        click.echo(json.dumps(_values(installation) | {"gpus": found}, default=str))
     else:
         _print(installation)
+        _print_gpus(gpus, findings)
+        if not installation.faults:
+            click.echo("Engines run here.")
     if installation.faults:
         raise MissingDependencyError("\n  ".join(installation.faults))
 
@@ -66,8 +76,28 @@ def _print(installation: "Installation") -> None:
         _row(f"[{extra.name}]", _extra(extra))
         if extra.command:
             click.echo(f"{'':15} {extra.command}")
-    if not installation.faults:
-        click.echo("Engines run here.")
+
+
+def _print_gpus(gpus: "Gpus", findings: tuple[str, ...]) -> None:
+    if gpus.driver is None:
+        _row("GPUs", "no NVIDIA driver here: engines for the CPU run, those of trt need one")
+        return
+    kinds = Counter((device.name, device.sm, device.memory) for device in gpus.devices)
+    free = [device.free for device in gpus.devices if device.free is not None]
+    _row("GPUs", f"driver {gpus.driver}" + (f"; {min(free) / 1e9:.1f} GB free" if free else ""))
+    for (name, sm, memory), count in kinds.items():
+        _row("", f"{count} x {name}, SM{sm}, {memory / 1e9:.1f} GB")
+    if len(gpus.devices) > 1:
+        reach = "not all" if gpus.apart else "all"
+        shared = "no" if gpus.shared_memory is None else f"{gpus.shared_memory / 1e9:.1f} GB of"
+        address = gpus.ports.address if gpus.ports else None
+        _row(
+            "",
+            f"{reach} reach each other's memory; NCCL {gpus.nccl or 'not found'}; {shared} "
+            f"/dev/shm; ranks meet at {address or '127.0.0.1'}",
+        )
+    for finding in findings:
+        _row("  finding", finding)
 
 
 def _row(name: str, text: str) -> None:

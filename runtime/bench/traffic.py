@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 from export_grok.config import Dtype, GrokConfig, HeadDtype
 from export_grok.export.parameters import Parameter, head_parameters, model_parameters
+from export_grok.export.time_model import expected_experts
 from export_grok.weights import NUMPY_DTYPES
 
-__all__ = ["Traffic", "expected_experts", "step_traffic"]
+__all__ = ["Traffic", "step_traffic"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +45,6 @@ class Traffic:
     def total(self) -> float:
         """All of them together."""
         return self.dense + self.experts + self.head + self.embedding + self.cache
-
-
-def expected_experts(config: GrokConfig, batch: int) -> float:
-    """Return how many different experts `batch` tokens choose in a layer, on average.
-
-    E * (1 - (1 - C/E)^B): each token chooses C of E, all choices being equally likely. One token
-    chooses exactly C; for more it is an expectation, and a router that prefers some experts
-    chooses fewer different ones.
-    """
-    experts, chosen = config.num_experts, config.num_selected_experts
-    return experts * (1 - (1 - chosen / experts) ** batch)
 
 
 def step_traffic(

@@ -10,7 +10,14 @@ from export_grok import __version__
 from export_grok.engines.installation import EXTRAS, sentence
 from export_grok.plugins.kernels import native_kernels
 from tests.commands.conftest import Run
+from tests.engines.fake_driver import Card, FakeMachine, machine_of
 from tests.test_imports import loaded_by
+
+
+@pytest.fixture(autouse=True)
+def without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide what GPUs this machine may have."""
+    machine_of(monkeypatch, None)
 
 
 def test_one_screen_tells_what_there_is(done: Run) -> None:
@@ -20,7 +27,8 @@ def test_one_screen_tells_what_there_is(done: Run) -> None:
     assert len(lines) <= 30
     names = [line[:15].strip() for line in lines if not line.startswith(" ")]
     assert names[:5] == ["export-grok", "Python", "machine", "CPU kernels", "ONNX Runtime"]
-    assert names[5:-1] == [f"[{extra}]" for extra in EXTRAS]
+    assert names[5:-2] == [f"[{extra}]" for extra in EXTRAS]
+    assert names[-2] == "GPUs"
     assert __version__ in lines[0]
     assert metadata.version("onnxruntime") in told.out
     assert sentence(native_kernels()) in " ".join(told.out.split())
@@ -36,6 +44,41 @@ def test_a_program_is_told_the_same(done: Run) -> None:
     assert value["kernels"]["reason"] == native_kernels().reason
     assert [extra["name"] for extra in value["extras"]] == list(EXTRAS)
     assert value["machine"]["cores"] >= 1
+
+
+def test_without_a_driver_one_line_says_what_runs(done: Run) -> None:
+    told = done("doctor")
+    assert (
+        "GPUs            no NVIDIA driver here: engines for the CPU run, those of trt" in told.out
+    )
+    gpus = json.loads(done("doctor", "--json").out)["gpus"]
+    assert (gpus["driver"], gpus["devices"], gpus["findings"]) == (None, [], [])
+
+
+def test_8_equal_gpus_take_three_lines_and_nothing_is_found(
+    done: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine_of(monkeypatch, FakeMachine(cards=[Card()] * 8))
+    told = done("doctor")
+    at = told.out[told.out.index("GPUs  ") :].splitlines()
+    assert at[0] == "GPUs            driver 580.65.06, for CUDA 13.0; 85.0 GB free"
+    assert at[1] == "                8 x NVIDIA H100 80GB HBM3, SM90, 85.5 GB"
+    assert at[2].startswith("                all reach each other's memory; NCCL 2.27.5; ")
+    assert at[-1] == "Engines run here."
+    assert "finding" not in told.out
+
+
+def test_each_finding_is_told_and_engines_still_run(
+    done: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine_of(monkeypatch, FakeMachine(cards=[Card(), Card()], apart={(0, 1)}, nccl=None))
+    told = done("doctor")
+    assert told.out.count("  finding ") == 2
+    assert told.out.splitlines()[-1] == "Engines run here."
+    gpus = json.loads(done("doctor", "--json").out)["gpus"]
+    assert gpus["apart"] == [[0, 1]]
+    assert len(gpus["findings"]) == 2
+    assert [device["sm"] for device in gpus["devices"]] == [90, 90]
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])

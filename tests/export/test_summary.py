@@ -9,10 +9,12 @@ import pytest
 from export_grok.config import GROK_1, Dtype, GrokConfig
 from export_grok.errors import BundleError, CheckpointError
 from export_grok.export.checkpoint import released_files
+from export_grok.export.data_sheets import DATA_SHEETS
 from export_grok.export.random_checkpoint import write_random_checkpoint
 from export_grok.export.released_layout import write_released
 from export_grok.export.summary import CACHE_BYTES, RankNeeds, Summary, summary_of
 from export_grok.export.table import print_summary
+from export_grok.export.time_model import Workload, estimate, rank_step
 from tests.conftest import DATA, FIXTURES
 
 SIZES = {"tiny": (1, 2), "tiny8": (1, 2, 4, 8), "deep13": (1, 2, 4, 8)}
@@ -104,6 +106,10 @@ def test_all_ranks_of_a_fixture(name: str) -> None:
             cache_bytes_per_token=cache,
             cache_bytes=cache * config.sequence_len,
             read_bytes_per_token=weight_bytes(config, size, config.num_selected_experts),
+            all_reduces_per_token=0 if size == 1 else 2 * config.num_layers + 1,
+            all_reduce_bytes_per_token=(
+                0 if size == 1 else (2 * config.num_layers + 1) * config.emb_size * 2
+            ),
         )
 
 
@@ -153,6 +159,55 @@ def test_the_table_shows_the_numbers(capsys: pytest.CaptureFixture[str]) -> None
     for needs in summary.ranks:
         assert f"{1e12 / needs.read_bytes_per_token:,.1f}" in shown
         assert f"{needs.cache_bytes_per_token:,} B" in shown
+
+
+def test_the_ranks_of_grok_1_sum_129_times_a_token(grok_1: Summary) -> None:
+    alone, *ranks = grok_1.ranks
+    assert (alone.all_reduces_per_token, alone.all_reduce_bytes_per_token) == (0, 0)
+    for needs in ranks:
+        assert needs.all_reduces_per_token == 2 * 64 + 1
+        assert needs.all_reduce_bytes_per_token == 129 * 6144 * 2
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_a_graphs_summary_counts_a_rank_as_the_time_model_does(name: str) -> None:
+    config, summary = summary_in(name)
+    for needs in summary.ranks:
+        step = rank_step(
+            config.for_rank(needs.tensor_parallel), "float32", "float32", Workload(context=1)
+        )
+        assert step.held == needs.weight_bytes
+        assert step.dense + step.experts + step.head == needs.read_bytes_per_token
+        assert step.cache == 2 * needs.cache_bytes_per_token  # which is in bfloat16
+        assert step.sums == needs.all_reduces_per_token
+
+
+def test_the_table_and_json_of_a_gpu_show_the_time_model(
+    grok_1: Summary, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = Workload(batch=8, context=2048)
+    found = grok_1.estimates("h100", work, bandwidth_share=0.5, latency=20e-6)
+    print_summary(grok_1, bandwidth=1e12, estimates=[found])
+    shown = capsys.readouterr().out
+    assert "H100 SXM, on paper: batch 8, 2,048 tokens a row; 50% of 3,350 GB/s, 20 us" in shown
+    assert "One rank at each TP" not in shown
+    value = json.loads(json.dumps(found.to_dict()))
+    assert value["workload"] == {"batch": 8, "context": 2048}
+    assert (value["bandwidth_share"], value["latency"]) == (0.5, 20e-6)
+    assert [rank["tensor_parallel"] for rank in value["ranks"]] == [1, 2, 4, 8]
+    for size, rank in zip(found.ranks, value["ranks"], strict=True):
+        expected = estimate(
+            GROK_1.for_rank(size),
+            "bfloat16",
+            "float32",
+            work,
+            DATA_SHEETS["h100"],
+            bandwidth_share=0.5,
+            latency=20e-6,
+        )
+        assert found.ranks[size] == expected
+        assert rank["tokens_per_second"] == expected.tokens_per_second
+        assert f"{expected.tokens_per_second:,.1f}" in shown
 
 
 def test_what_is_neither_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ import itertools
 import pytest
 
 from export_grok.config import GrokConfig
-from export_grok.runtime.bench.traffic import expected_experts, step_traffic
+from export_grok.export.time_model import expected_experts
+from export_grok.runtime.bench.traffic import step_traffic
 from tests.conftest import Golden
 
 
