@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from export_grok.engines.trt.communicator import SUMMING, Communicator
 from export_grok.engines.trt.device import Device
 from export_grok.engines.trt.engine import Context, Engine
 from export_grok.engines.trt.record import GraphRecord
@@ -48,6 +49,7 @@ class Chain:
         *,
         weights: RankWeights,
         caches: Sequence[Cache],
+        communicator: Communicator | None = None,
     ) -> None:
         """Allocate the buffers and make the contexts.
 
@@ -58,8 +60,10 @@ class Chain:
             head: graph and engine, of either head.
             weights: loaded.
             caches: of each layer.
+            communicator: of the ranks that share the layers, if there are several.
         """
         self._device = device
+        self._communicator = communicator
         self._graph: Callable[[], None] | None = None
         self._enqueued = False
         scratch = device.allocate(scratch_bytes(embedding[1], layer[1], head[1]))
@@ -67,8 +71,10 @@ class Chain:
         streams = [device.allocate(size_of(binding_of(layer[0], "h"))) for _ in range(2)]
         self._steps: list[_Step] = []
 
-        tokens = self._input(embedding, "tokens")
-        self._add(embedding, scratch, [{"tokens": tokens, "h": streams[0]}], weights)
+        own = {"tokens": self._input(embedding, "tokens"), "h": streams[0]}
+        if communicator is not None:
+            own["first"] = self._input(embedding, "first")
+        self._add(embedding, scratch, [own], weights)
         start = self._input(layer, "start")
         self._add(
             layer,
@@ -94,7 +100,7 @@ class Chain:
         self._add(head, scratch, [own], weights)
 
     def write(self, **inputs: NDArray[np.int64]) -> None:
-        """Write `tokens`, `start` or `last` where the next run finds them."""
+        """Write `tokens`, `start`, `last` or `first` where the next run finds them."""
         for name, values in inputs.items():
             address, shape = self._inputs[name]
             self._device.upload(address, np.ascontiguousarray(values, np.int64).reshape(shape))
@@ -145,6 +151,8 @@ class Chain:
         """Add enqueues of one context: for each the addresses of what is no weight, by name."""
         graph, engine = loaded
         context = engine.context(scratch)
+        if self._communicator is not None and graph.kind in SUMMING:
+            self._communicator.join(context, f"{graph.kind} ({graph.phase})")
         for number, own in enumerate(runs):
             found = weights.addresses(graph, number)
             fixed, by_row = {}, {}

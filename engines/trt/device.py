@@ -80,15 +80,21 @@ class CudaDevice:
     """A `Device` by `cuda.core`; use it in the thread that made it.
 
     Raises:
+        ConfigError: there are fewer GPUs than ranks.
         MissingDependencyError: `cuda.core`, the driver or a GPU is missing.
     """
 
-    def __init__(self, ordinal: int = 0) -> None:
+    def __init__(self, rank: int = 0, ranks: int = 1) -> None:
+        """Take one of so many GPUs as this thread's: rank r has the r-th."""
         self._core = require("cuda.core", extra="gpu")
         self._driver = require("cuda.bindings.driver", extra="gpu")
         try:
-            self._device = self._core.Device(ordinal)
+            if ranks > 1:
+                self._check_count(ranks)
+            self._device = self._core.Device(rank)
             self._device.set_current()
+        except ConfigError:
+            raise
         except Exception as error:  # of the driver, its loader or cuda.core: no common base
             raise MissingDependencyError(
                 f"TensorRT plans need an NVIDIA GPU with its driver, and none can be used here "
@@ -159,6 +165,17 @@ class CudaDevice:
             graph.launch(self._stream)
 
         return launch
+
+    def _check_count(self, ranks: int) -> None:
+        """Hold the GPUs to what ranks need; where none can be used, that is told elsewhere."""
+        self._driver.cuInit(0)
+        code, seen = self._driver.cuDeviceGetCount()
+        if not int(code) and 0 < seen < ranks:
+            raise ConfigError(
+                f"the plans are for {ranks} ranks, each on a GPU of its own: needs {ranks} GPUs, "
+                f"sees {seen}; run them where there are {ranks} (CUDA_VISIBLE_DEVICES may hide "
+                "some), or build the engine with a smaller --tp"
+            )
 
     @property
     def _handle(self) -> Any:

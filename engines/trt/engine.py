@@ -33,6 +33,13 @@ class Context(Protocol):
     def bind(self, name: str, address: int) -> None:
         """Say where an input or output lies from the next enqueue on."""
 
+    def set_communicator(self, capsule: object) -> None:
+        """Have its sums run over all ranks; returns once every rank has called it.
+
+        Args:
+            capsule: of an `ncclComm_t`, see `communicator.capsule_of`.
+        """
+
     def enqueue(self, stream: int) -> None:
         """Enqueue everything the plan does. The addresses may be changed right after."""
 
@@ -75,6 +82,7 @@ class Runtime(Protocol):
 class _TrtContext(Protocol):
     def set_device_memory(self, memory: int, size: int) -> None: ...
     def set_tensor_address(self, name: str, memory: int) -> bool: ...
+    def set_communicator(self, communicator: object) -> bool: ...
     def execute_async_v3(self, stream_handle: int) -> bool: ...
 
 
@@ -178,6 +186,11 @@ class PlanContext:
         """Say where an input or output lies from the next enqueue on."""
         if not self._context.set_tensor_address(name, address):
             self._fail(f"address {address:#x} for {name}")
+
+    def set_communicator(self, capsule: object) -> None:
+        """Have its sums run over all ranks; returns once every rank has called it."""
+        if not self._context.set_communicator(capsule):
+            self._fail("the communicator of all ranks")
 
     def enqueue(self, stream: int) -> None:
         """Enqueue everything the plan does."""

@@ -32,6 +32,7 @@ def check_fit(
     record: TrtRecord,
     folder: Path,
     *,
+    ranks: int,
     batch: int,
     max_length: int,
     version: str,
@@ -42,6 +43,7 @@ def check_fit(
     Args:
         record: of the plans.
         folder: of the bundle.
+        ranks: that there are.
         batch: rows asked for.
         max_length: of the longest row asked for.
         version: of the package that is installed.
@@ -52,14 +54,16 @@ def check_fit(
     """
     sizes, sms = record.sizes, sorted({plan.sm for plan in record.plans})
     wanted = dataclasses.replace(
-        sizes, tensor_parallel=1, batch=batch, max_length=max(max_length, sizes.max_length)
+        sizes, tensor_parallel=ranks, batch=batch, max_length=max(max_length, sizes.max_length)
     )
     faults = []
-    if sizes.tensor_parallel > 1:
-        faults.append(
-            f"for {sizes.tensor_parallel} ranks; ranks come with tensor-parallel sessions, and "
-            "here is one"
+    if sizes.tensor_parallel != ranks:
+        fault = (
+            f"for --tp {sizes.tensor_parallel}: needs {sizes.tensor_parallel} ranks, sees {ranks}"
         )
+        if ranks == 1:
+            fault += f"; export-grok generate {folder} starts them all"
+        faults.append(fault)
     if sizes.batch != batch:
         faults.append(f"for a batch of {sizes.batch}; {batch} rows are asked for")
     if sizes.max_length < max_length:

@@ -1,18 +1,18 @@
 """Run TensorRT plans on one GPU: no torch, no ONNX, weights read straight into device memory.
 
 A step of one token for every row is one CUDA graph: embedding, all layers, head. A longer piece of
-text goes row by row through plans for a chunk of one row.
+text goes row by row through plans for a chunk of one row. Where ranks share the layers, this is
+one of them: `engines.trt.ranks` opens it.
 """
-
-import dataclasses
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from export_grok.artifacts import Bundle
 from export_grok.engines.arguments import check_tokens, checked_last
+from export_grok.engines.group import Group
 from export_grok.engines.trt.chain import Chain, Loaded, buffer_bytes, scratch_bytes
+from export_grok.engines.trt.communicator import Communicator
 from export_grok.engines.trt.device import CudaDevice, Device
 from export_grok.engines.trt.engine import PlanRuntime, Runtime
 from export_grok.engines.trt.fit import (
@@ -22,6 +22,7 @@ from export_grok.engines.trt.fit import (
     flavour_of_record,
     plan_files,
 )
+from export_grok.engines.trt.pieces import Piece, pieces_of
 from export_grok.engines.trt.record import PHASES, TrtRecord, record_in
 from export_grok.engines.trt.tensors import CACHES, binding_of, size_of
 from export_grok.engines.trt.weights import RankWeights
@@ -53,6 +54,9 @@ def open_engine(
 class TrtSession:
     """The plans of a bundle, loaded, and a cache for `batch` rows of `max_length` tokens.
 
+    One of N ranks gives logits of its part of the vocabulary only: V is V/N below, and the parts
+    of all ranks side by side are the whole.
+
     Attributes:
         config: of the model.
         batch: rows, B.
@@ -75,6 +79,7 @@ class TrtSession:
         max_length: int,
         device: Device,
         runtime: Runtime,
+        group: Group | None = None,
         capture: bool = True,
     ) -> None:
         """Check everything, then load the plans, then the weights.
@@ -86,11 +91,13 @@ class TrtSession:
             max_length: of the longest row.
             device: to run on.
             runtime: to load plans with.
+            group: the ranks, of which this is one; None for a rank alone.
             capture: run a decode step as one CUDA graph; else as so many enqueues.
         """
         check_fit(
             record,
             bundle.folder,
+            ranks=group.ranks if group else 1,
             batch=batch,
             max_length=max_length,
             version=runtime.version,
@@ -103,6 +110,8 @@ class TrtSession:
         self._runtime = runtime
         self._capture = capture
         self._sizes = record.sizes
+        self._rank = group.rank if group else 0
+        self._entries = self.config.vocab_size // record.sizes.tensor_parallel
         self._plans = plan_files(record, bundle.folder, device.sm)
         self._loaded: dict[tuple[str, str], Loaded] = {}
         self._chains: dict[tuple[str, str], Chain] = {}
@@ -110,7 +119,9 @@ class TrtSession:
         head = index
         if bundle.manifest.head == "int8":
             head = head_index(bundle.config, bundle.head_root)
-        self.weights = RankWeights(record, index, head, layers=self.config.num_layers, rank=0)
+        self.weights = RankWeights(
+            record, index, head, layers=self.config.num_layers, rank=self._rank
+        )
 
         layer, _ = self._plans["layer", "decode"]
         cache_bytes = {name: size_of(binding_of(layer, name)) for name in CACHES}
@@ -128,6 +139,8 @@ class TrtSession:
             scratch_bytes(*(self._load(kind, phase)[1] for kind in kinds)) for phase in PHASES
         )
         check_room(device, **needed)
+        # Before the weights: they take longer, and it may fail.
+        self._communicator = Communicator(group) if group and group.ranks > 1 else None
         self.weights.load(device)
         self._caches = [
             {name: self._zeros(nbytes) for name, nbytes in cache_bytes.items()}
@@ -158,8 +171,8 @@ class TrtSession:
                 chain.enqueue()
             return chain.logits(self.batch)
         chain = self._chain("prefill", "head")
-        logits = np.empty((self.batch, self.config.vocab_size), np.float32)
-        for piece in self._pieces(*tokens.shape):
+        logits = np.empty((self.batch, self._entries), np.float32)
+        for piece in pieces_of(*tokens.shape, chunk=self._sizes.chunk):
             self._write(chain, piece, tokens, start)
             place = -1 if last is None else int(last[piece.row]) - piece.first
             asked = 0 <= place < piece.width
@@ -181,8 +194,8 @@ class TrtSession:
             chain.enqueue()
             return chain.logits(self.batch)[:, np.newaxis]
         chain = self._chain("prefill", "head_all")
-        logits = np.empty((*tokens.shape, self.config.vocab_size), np.float32)
-        for piece in self._pieces(*tokens.shape):
+        logits = np.empty((*tokens.shape, self._entries), np.float32)
+        for piece in pieces_of(*tokens.shape, chunk=self._sizes.chunk):
             self._write(chain, piece, tokens, start)
             chain.enqueue(piece.row)
             logits[piece.row, piece.first : piece.end] = chain.logits(piece.width)
@@ -194,15 +207,8 @@ class TrtSession:
         self._device.clear(address, nbytes)
         return address
 
-    def _pieces(self, rows: int, tokens: int) -> Iterator["_Piece"]:
-        """Cut new tokens [B, S] into what the prefill plans take at once."""
-        chunk = self._sizes.chunk
-        for row in range(rows):
-            for first in range(0, tokens, chunk):
-                yield _Piece(row=row, first=first, end=min(first + chunk, tokens))
-
     def _write(
-        self, chain: Chain, piece: "_Piece", tokens: NDArray[np.int64], start: NDArray[np.int64]
+        self, chain: Chain, piece: Piece, tokens: NDArray[np.int64], start: NDArray[np.int64]
     ) -> None:
         """Write a piece where the plans find it, padded on the right.
 
@@ -217,14 +223,17 @@ class TrtSession:
     def _chain(self, phase: str, head: str) -> Chain:
         """Return the run of one phase with one kind of head; made at the first use."""
         if (phase, head) not in self._chains:
-            self._chains[phase, head] = Chain(
+            chain = self._chains[phase, head] = Chain(
                 self._device,
                 self._load("embedding", phase),
                 self._load("layer", phase),
                 self._load(head, phase),
                 weights=self.weights,
                 caches=self._caches,
+                communicator=self._communicator,
             )
+            if self._communicator is not None:
+                chain.write(first=np.array([self._rank * self._entries]))
         return self._chains[phase, head]
 
     def _load(self, kind: str, phase: str) -> Loaded:
@@ -235,16 +244,3 @@ class TrtSession:
             check_engine(graph, engine, plan)
             self._loaded[kind, phase] = graph, engine
         return self._loaded[kind, phase]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Piece:
-    """Tokens `first` to `end` of a row."""
-
-    row: int
-    first: int
-    end: int
-
-    @property
-    def width(self) -> int:
-        return self.end - self.first

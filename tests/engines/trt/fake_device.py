@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export_grok.config import Dtype, GrokConfig
+from export_grok.engines.trt.communicator import SUMMING
 from export_grok.engines.trt.device import ALIGNMENT, DeviceMemory
 from export_grok.engines.trt.record import Binding, GraphRecord, Phase, TrtRecord
 from export_grok.engines.trt.tensors import ELEMENTS, size_of
 from export_grok.errors import ConfigError
+from tests.engines.trt.fake_ranks import FakeGroup, address_in, summing
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -164,6 +166,7 @@ class FakeRuntime:
 
     Attributes:
         compute: what a graph computes.
+        group: the ranks that share the layers, if there are several.
         scratch: bytes that each plan says it works in.
         change: what a plan says of an input or output, made of what is true.
     """
@@ -171,6 +174,7 @@ class FakeRuntime:
     device: FakeDevice
     record: TrtRecord
     compute: Callable[[GraphRecord], Compute]
+    group: FakeGroup | None = None
     version: str = "1.2.3"
     scratch: int = 1000
     change: Callable[[Binding], Binding | None] = lambda binding: binding
@@ -218,6 +222,9 @@ class FakeContext:
 
     def __init__(self, engine: FakeEngine) -> None:
         self._graph = engine.graph
+        self._group = engine.runtime.group
+        self._sums = self._group is not None and engine.graph.kind in SUMMING
+        self._joined: FakeGroup | None = None
         self._device = engine.runtime.device
         self._compute = engine.runtime.compute(engine.graph)
         self._rows = {row.name: row for row in engine.graph.bindings}
@@ -229,6 +236,19 @@ class FakeContext:
         assert address % ALIGNMENT == 0
         self._device.at(address, size_of(self._rows[name]))
         self._addresses[name] = address
+
+    def set_communicator(self, capsule: object) -> None:
+        """Wait for the same context of every rank, as TensorRT does."""
+        group = self._group
+        assert group is not None
+        assert self._sums, "a context that sums nothing"
+        assert not self._enqueued, "joined after it ran"
+        assert address_in(capsule) == 0x1000 + group.rank
+        group.hub.calls[group.rank].append("set_communicator")
+        self._device.log.append("set_communicator")
+        mine = (self._graph.kind, self._graph.phase)
+        assert set(group.hub.exchange(group.rank, mine)) == {mine}
+        self._joined = group
 
     def enqueue(self, stream: int) -> None:
         """Run with the addresses as they are now."""
@@ -253,19 +273,27 @@ class FakeContext:
         for name, array in inputs.items():
             assert array.dtype != np.int64 or array.min() >= 0, f"{name} was never written"
         outputs = [found[name] for name in self._rows if name not in inputs]
-        for target, value in zip(outputs, self._compute(inputs), strict=True):
+        with summing(self._joined):
+            values = self._compute(inputs)
+        for target, value in zip(outputs, values, strict=True):
             assert target.shape == value.shape
             assert target.dtype == value.dtype
             target[...] = value
 
 
-def torch_model(config: GrokConfig, dtype: Dtype) -> Callable[[GraphRecord], Compute]:
-    """Return what computes a graph by the PyTorch model."""
-    return lambda graph: functools.partial(_by_torch, config, dtype, graph)
+def torch_model(
+    config: GrokConfig, dtype: Dtype, rank: int = 0, ranks: int = 1
+) -> Callable[[GraphRecord], Compute]:
+    """Return what computes a graph by the PyTorch model, as a rank does."""
+    return lambda graph: functools.partial(_by_torch, config, dtype, (rank, ranks), graph)
 
 
 def _by_torch(
-    config: GrokConfig, dtype: Dtype, graph: GraphRecord, inputs: Mapping[str, NDArray[Any]]
+    config: GrokConfig,
+    dtype: Dtype,
+    place: tuple[int, int],
+    graph: GraphRecord,
+    inputs: Mapping[str, NDArray[Any]],
 ) -> list[NDArray[Any]]:
     from torch import no_grad
     from torch.func import functional_call
@@ -276,22 +304,26 @@ def _by_torch(
         for row in graph.bindings
         if row.direction == "in" and not row.weight
     ]
-    module = _module(graph.kind, config, dtype, int8_head="unembedding.weight" in weights)
+    module = _module(graph.kind, config, dtype, place, int8_head="unembedding.weight" in weights)
     with no_grad():
         made = functional_call(module, weights, tuple(others), strict=True)
     return [array(value) for value in (made if isinstance(made, tuple) else (made,))]
 
 
 @functools.cache
-def _module(kind: str, config: GrokConfig, dtype: Dtype, int8_head: bool) -> "nn.Module":
+def _module(
+    kind: str, config: GrokConfig, dtype: Dtype, place: tuple[int, int], int8_head: bool
+) -> "nn.Module":
+    """Return a module of its own for every rank: while one runs, it holds that rank's weights."""
     from export_grok.export.model import DecoderLayer, Embedding, Head
 
+    _, ranks = place
     if kind == "layer":
-        return DecoderLayer(config)
-    embedding = Embedding(config, dtype)
-    return (
-        embedding if kind == "embedding" else Head(config, dtype, None if int8_head else embedding)
-    )
+        return DecoderLayer(config, ranks)
+    embedding = Embedding(config, dtype, ranks)
+    if kind == "embedding":
+        return embedding
+    return Head(config, dtype, None if int8_head else embedding, ranks)
 
 
 def tensor(values: NDArray[Any]) -> "Tensor":

@@ -70,7 +70,8 @@ def test_everything_that_is_called_is_in_the_packages() -> None:
         core.LegacyPinnedMemoryResource: "allocate",
         graphs.GraphBuilder: "begin_building end_building complete",
         graphs.Graph: "launch",
-        driver: "cuMemGetInfo cuMemcpyHtoDAsync cuMemcpyDtoHAsync cuMemsetD8Async",
+        driver: "cuMemGetInfo cuMemcpyHtoDAsync cuMemcpyDtoHAsync cuMemsetD8Async cuInit "
+        "cuDeviceGetCount",
     }.items():
         for name in names.split():
             assert hasattr(owner, name), (owner, name)
@@ -84,6 +85,7 @@ class StubCuda:
     def __init__(self) -> None:
         self.calls: list[Any] = []
         self.code = 0
+        self.gpus = 4
         self.address = 4 * ALIGNMENT
         self.memory = np.zeros(64, np.uint8)
         stream = SimpleNamespace(
@@ -95,7 +97,7 @@ class StubCuda:
                 complete=lambda: SimpleNamespace(launch=self.call("launch")),
             ),
         )
-        gpu = SimpleNamespace(
+        self.gpu = SimpleNamespace(
             name="Stub",
             compute_capability=(12, 0),
             set_current=self.call("set_current"),
@@ -107,9 +109,11 @@ class StubCuda:
         )
         self.modules: dict[str, Any] = {
             "cuda.core": SimpleNamespace(
-                Device=lambda ordinal: gpu, LegacyPinnedMemoryResource=lambda: pinned
+                Device=self.device, LegacyPinnedMemoryResource=lambda: pinned
             ),
             "cuda.bindings.driver": SimpleNamespace(
+                cuInit=self.call("init"),
+                cuDeviceGetCount=lambda: (self.code, self.gpus),
                 cuMemGetInfo=lambda: (self.code, 5, 9),
                 cuMemcpyHtoDAsync=self.call("to device"),
                 cuMemcpyDtoHAsync=self.call("to host"),
@@ -123,6 +127,12 @@ class StubCuda:
             return (self.code,)
 
         return called
+
+    def device(self, ordinal: int) -> Any:
+        if ordinal >= self.gpus:
+            raise ValueError("no such device")
+        self.calls.append(("device", ordinal))
+        return self.gpu
 
     def allocate(self, nbytes: int, *, stream: Any) -> Any:
         if nbytes > 1000:
@@ -211,3 +221,28 @@ def test_stub_capture_ends_when_the_work_fails(stub: StubCuda) -> None:
     with pytest.raises(ValueError, match="refused"):
         device.captured(work)
     assert [name for name, *_ in stub.calls][-1] == "end"
+
+
+def test_stub_gpu_of_a_rank_is_that_of_its_number(stub: StubCuda) -> None:
+    for rank in (0, 3):
+        CudaDevice(rank, 4)
+        assert stub.calls[-2:] == [("device", rank), ("set_current",)]
+
+
+@pytest.mark.parametrize("rank", [0, 7])
+def test_stub_gpus_that_are_too_few_are_told_on_every_rank_and_none_is_taken(
+    stub: StubCuda, rank: int
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        CudaDevice(rank, 8)
+    said = str(error.value)
+    assert "needs 8 GPUs, sees 4" in said
+    assert "CUDA_VISIBLE_DEVICES" in said
+    assert "--tp" in said
+    assert [name for name, *_ in stub.calls] == ["init"]
+
+
+def test_stub_driver_without_a_gpu_is_no_matter_of_their_number(stub: StubCuda) -> None:
+    stub.gpus = 0
+    with pytest.raises(MissingDependencyError, match="NVIDIA GPU"):
+        CudaDevice(1, 2)

@@ -68,6 +68,7 @@ class StubTensorRT:
         return SimpleNamespace(
             set_device_memory=self.call("memory"),
             set_tensor_address=self.call("bind"),
+            set_communicator=self.call("communicator"),
             execute_async_v3=self.call("enqueue"),
         )
 
@@ -111,12 +112,14 @@ def test_stub_context_works_in_our_memory_and_is_told_addresses_and_stream(
 ) -> None:
     stub = StubTensorRT()
     context = runtime(monkeypatch, stub).engine(plan).context(1 << 40)
+    context.set_communicator("capsule")
     context.bind("x", 512)
     context.enqueue(77)
     assert stub.calls == [
         ("deserialise", b"plan"),
         ("context", "ours"),
         ("memory", 1 << 40, 4096),
+        ("communicator", "capsule"),
         ("bind", "x", 512),
         ("enqueue", 77),
     ]
@@ -140,6 +143,8 @@ def test_stub_context_that_refuses_is_an_error(
     context = runtime(monkeypatch, StubTensorRT(works=False)).engine(plan).context(0)
     with pytest.raises(RuntimeError, match=r"layer.plan refused address 0x200 for x"):
         context.bind("x", 512)
+    with pytest.raises(RuntimeError, match="refused the communicator of all ranks"):
+        context.set_communicator("capsule")
     with pytest.raises(RuntimeError, match="refused to be enqueued"):
         context.enqueue(7)
 
@@ -150,7 +155,8 @@ def test_everything_that_is_called_is_in_the_package() -> None:
         trt.Runtime: "deserialize_cuda_engine",
         trt.ICudaEngine: "num_io_tensors device_memory_size_v2 get_tensor_name get_tensor_shape "
         "get_tensor_dtype get_tensor_mode get_aliased_input_tensor create_execution_context",
-        trt.IExecutionContext: "set_device_memory set_tensor_address execute_async_v3",
+        trt.IExecutionContext: "set_device_memory set_tensor_address set_communicator "
+        "execute_async_v3",
         trt.ExecutionContextAllocationStrategy: "USER_MANAGED",
         trt.TensorIOMode: "INPUT OUTPUT",
         trt.DataType: " ".join(engine_module._DTYPES),

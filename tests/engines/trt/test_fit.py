@@ -65,7 +65,7 @@ def record_of(sizes: Sizes = SIZES, **changes: Any) -> TrtRecord:
         ),
         ({}, 90, {"version": "1.3.0"}, "of tensorrt 1.2.3; installed is 1.3.0", "--backend trt "),
         ({}, 89, {}, "for SM90; FakeGPU is SM89", "--sm 89"),
-        ({"tensor_parallel": 2}, 90, {}, "for 2 ranks", "--tp 1"),
+        ({"tensor_parallel": 2}, 90, {}, "needs 2 ranks, sees 1", "--tp 1"),
     ],
 )
 def test_what_does_not_suit_is_told_with_both_values_and_the_command_that_puts_it_right(

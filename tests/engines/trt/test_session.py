@@ -361,7 +361,7 @@ def test_the_session_loads_neither_torch_nor_onnx() -> None:
     script = (
         "import json, sys, export_grok.engines.trt.session\n"
         "print(json.dumps([name for name in ('torch', 'onnx', 'onnx_ir', 'onnxruntime', 'cuda', "
-        "'tensorrt', 'tensorrt_rtx', 'triton') if name in sys.modules]))"
+        "'nccl', 'tensorrt', 'tensorrt_rtx', 'triton') if name in sys.modules]))"
     )
     run = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
