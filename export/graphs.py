@@ -28,6 +28,7 @@ def stamped(
     index: WeightIndex,
     *,
     layer: int | None = None,
+    tensor_parallel: int = 1,
 ) -> ir.Model:
     """Return a copy of the template whose weights are those of the index, by place, not by value.
 
@@ -38,6 +39,7 @@ def stamped(
         dtype: of the graph.
         index: where the weights lie; the graph names files relative to its root.
         layer: number of the layer, for kind "layer".
+        tensor_parallel: ranks that share the template, and the index is that of one of them.
 
     Raises:
         BuildError: a weight of the graph is not in the index, or differs in shape or dtype.
@@ -45,7 +47,7 @@ def stamped(
     model = template.clone()
     graph = model.graph
     prefix = weight_prefix(kind, layer)
-    contract = {row.name for row in ports(kind, config, dtype)}
+    contract = {row.name for row in ports(kind, config, dtype, tensor_parallel)}
     faults = []
     for value in [value for value in graph.inputs if value.name not in contract]:
         name = f"{prefix}{value.name}"
@@ -66,7 +68,7 @@ def stamped(
     if faults:
         raise BuildError(f"graph {kind!r} cannot be stamped: " + "; ".join(faults))
     graph.name = f"grok1_{kind}" if layer is None else f"grok1_{kind}_{layer}"
-    check_contract(model, kind, config, dtype, weights=False)
+    check_contract(model, kind, config, dtype, weights=False, tensor_parallel=tensor_parallel)
     return model
 
 

@@ -9,6 +9,8 @@ A folder of graphs, or a bundle (the same with an engine built from them), holds
     layer_00.ort.onnx ...       a bundle only: lowered for its backend
     head.weights                if the head is int8: all weights of its graphs, and no others
     weights/                    if the weights were copied: a store, see `export.store`
+    ranks/layer_00.0.onnx ...   if ranks share the model: the parts of each graph, for all of them
+    rank_0/ ...                 and the weights of each, see `export.rank_weights`
     tokenizer.model             if the checkpoint had one
 """
 
@@ -26,11 +28,13 @@ __all__ = [
     "COPIED_WEIGHTS",
     "HEAD_WEIGHTS",
     "MANIFEST",
+    "RANK_GRAPHS",
     "TOKENIZER",
     "WEIGHT_INDEX",
     "Bundle",
     "graph_file",
     "open_bundle",
+    "rank_folder",
     "record_of",
     "write_manifest",
 ]
@@ -40,6 +44,7 @@ WEIGHT_INDEX = "weights.json"
 TOKENIZER = "tokenizer.model"
 COPIED_WEIGHTS = "weights"
 HEAD_WEIGHTS = "head.weights"
+RANK_GRAPHS = "ranks"
 
 
 def graph_file(kind: str, layer: int | None = None, *, variant: str = "") -> str:
@@ -52,6 +57,11 @@ def graph_file(kind: str, layer: int | None = None, *, variant: str = "") -> str
     """
     stem = kind if layer is None else f"{kind}_{layer:02}"
     return f"{stem}.{variant}.onnx" if variant else f"{stem}.onnx"
+
+
+def rank_folder(rank: int) -> str:
+    """Return the name of the folder with a rank's weights."""
+    return f"rank_{rank}"
 
 
 @dataclass(frozen=True, kw_only=True)

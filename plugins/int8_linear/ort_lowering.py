@@ -48,7 +48,7 @@ def lower(node: ir.Node, graph: ir.Graph, tape: Tape) -> list[ir.Value]:
     if x is None or x.dtype != ir.DataType.FLOAT:
         raise NotLowered(f"x is {None if x is None else x.dtype}; the kernel takes FLOAT")
     rows, columns = (int(length) for length in weight.shape.numpy())
-    last = constant(graph, "flat", np.array([-1, rows], np.int64))
+    last = constant(graph, f"flat_{rows}", np.array([-1, rows], np.int64))
     flat = tape.op("Reshape", [x, last])
     terms = seven_bit_rows(tape, graph, flat, rows, groups=int(scales.shape.numpy()[0]))
     y = product(tape, graph, terms, weight, scales)

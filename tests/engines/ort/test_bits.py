@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from export_grok.engines.ort import session as session_module
+from export_grok.engines.ort import graphs as graphs_module
 from export_grok.engines.ort.session import OrtSession, open_engine
 from tests.bundles import BundleOf
 from tests.conftest import Golden, load_golden
@@ -37,14 +37,14 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Unpacked it multiplies a single row by it in another order than several.
     """
-    options = session_module._session_options
+    options = graphs_module.session_options
 
     def with_packing(*arguments: Any, **_packing: bool) -> Any:
         made = options(*arguments)
         made.add_session_config_entry("session.disable_prepacking", "0")
         return made
 
-    monkeypatch.setattr(session_module, "_session_options", with_packing)
+    monkeypatch.setattr(graphs_module, "session_options", with_packing)
 
 
 def prompts(name: str) -> Ints:

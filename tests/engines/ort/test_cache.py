@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from export_grok.artifacts import Bundle
 from export_grok.engines.ort import session as session_module
+from export_grok.engines.ort.graphs import bound
 from export_grok.engines.ort.session import OrtSession, open_engine
 from tests.bundles import BundleOf
 from tests.engines.ort.conftest import OpenedOf
@@ -101,7 +102,6 @@ def test_a_decode_step_copies_no_cache_and_allocates_none(bundle_of: BundleOf) -
 @pytest.fixture
 def separate_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plant a mistake: keys and values come out in memory other than that they go in from."""
-    bound = session_module._bound
     kept: list[NDArray[Any]] = []
 
     def bound_apart(session: Any, inputs: Any, outputs: dict[str, Any]) -> Any:
@@ -112,7 +112,7 @@ def separate_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
         kept.extend(apart.values())
         return bound(session, inputs, apart)
 
-    monkeypatch.setattr(session_module, "_bound", bound_apart)
+    monkeypatch.setattr(session_module, "bound", bound_apart)
 
 
 @linux_only

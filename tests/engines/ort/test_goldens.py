@@ -10,7 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from export_grok.artifacts import Bundle, graph_file
-from export_grok.engines.ort.session import _session_options, open_engine
+from export_grok.engines.ort.graphs import session_options
+from export_grok.engines.ort.session import open_engine
 from export_grok.plugins.kernels import native_kernels
 from tests.bundles import BundleOf
 from tests.conftest import Golden, load_golden
@@ -96,7 +97,7 @@ def routing(
         model.graph.output.append(onnx.helper.make_tensor_value_info(name, kind, None))
     path = folder / "layer.onnx"
     onnx.save(model, path)
-    options = _session_options(bundle.weights_root, None, native_kernels())
+    options = session_options(bundle.weights_root, None, native_kernels())
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     gates, experts, hidden = session.run([*top.output, "h_out"], feeds)
     return gates, experts, hidden
