@@ -14,6 +14,7 @@ __all__ = [
     "MissingDependencyError",
     "NumericsError",
     "OutputError",
+    "RankError",
     "RequestError",
     "UnsafePickleError",
 ]
@@ -67,6 +68,18 @@ class BuildError(ExportGrokError):
 
 class OutputError(ExportGrokError):
     """The output cannot be written: another place, or more room."""
+
+
+class RankError(ExportGrokError):
+    """One of the processes that share a model died, stalled or went its own way: run again.
+
+    Attributes:
+        rank: its number.
+    """
+
+    def __init__(self, text: str, *, rank: int) -> None:
+        super().__init__(text)
+        self.rank = rank
 
 
 class NumericsError(ExportGrokError):

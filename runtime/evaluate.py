@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export_grok.artifacts import Bundle, open_bundle
-from export_grok.engines.backend import Session, open_session
+from export_grok.engines.backend import Session
 from export_grok.errors import RequestError
 from export_grok.progress import progress_bar
 from export_grok.runtime.decode import teacher_forced
 from export_grok.runtime.generate import tokenizer_of
+from export_grok.runtime.open import open_session
 from export_grok.runtime.params import EvaluationOptions
 from export_grok.runtime.tokenizer import Tokenizer
 
@@ -81,6 +82,7 @@ def evaluate_bundle(
     *,
     reference: bool = False,
     threads: int | None = None,
+    tensor_parallel: int | None = None,
     weights_root: Path | None = None,
 ) -> Evaluation:
     """Return how the engine of a bundle reads a text.
@@ -91,12 +93,15 @@ def evaluate_bundle(
         options: how the text is cut.
         reference: let the PyTorch model, in float32 on the same weights, read it too.
         threads: to compute with; as many as there are cores by default.
+        tensor_parallel: ranks that the bundle must be for, if it matters.
         weights_root: where the weights are, if the bundle points at ones that were moved.
 
     Raises:
         BundleError: the bundle is damaged, or its tokenizer is of another model.
+        ConfigError: it is for another number of ranks.
         MissingDependencyError: the reference needs torch.
         NumericsError: a logit is no number.
+        RankError: one of its ranks died or stalled.
         RequestError: the text cannot be read, or fills no window.
     """
     bundle = open_bundle(folder, kind="engine", weights_root=weights_root)
@@ -105,8 +110,10 @@ def evaluate_bundle(
     windows = _windows(text_file, tokenizer, options)
     lengths = np.array([tokenizer.byte_length(token) for token in range(tokenizer.vocab_size)])
     batch, length = min(options.batch, len(windows)), options.window
-    session = open_session(bundle, batch=batch, max_length=length, threads=threads)
-    engine = _read("engine", session, windows, lengths)
+    with open_session(
+        bundle, batch=batch, max_length=length, threads=threads, tensor_parallel=tensor_parallel
+    ) as session:
+        engine = _read("engine", session, windows, lengths)
     by_torch = None
     if reference:
         from export_grok.runtime.torch_session import TorchSession

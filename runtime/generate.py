@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from export_grok.artifacts import Bundle, open_bundle
-from export_grok.engines.backend import open_session
 from export_grok.errors import BundleError, RequestError
 from export_grok.runtime.decode import FinishReason, Request, decode
+from export_grok.runtime.open import open_session
 from export_grok.runtime.params import SamplingParams
 from export_grok.runtime.tokenizer import StreamDecoder, Tokenizer
 
@@ -84,6 +84,7 @@ def stream(
     max_new_tokens: int | None = None,
     max_length: int | None = None,
     threads: int | None = None,
+    tensor_parallel: int | None = None,
     weights_root: Path | None = None,
     on_usage: Callable[[Usage], None] = lambda usage: None,
 ) -> Iterator[Piece]:
@@ -96,11 +97,14 @@ def stream(
         max_new_tokens: longest answer; to the end of the cache by default.
         max_length: longest prompt and answer together; the model's own limit by default.
         threads: to compute with; as many as there are cores by default.
+        tensor_parallel: ranks that the bundle must be for, if it matters.
         weights_root: where the weights are, if the bundle points at ones that were moved.
         on_usage: gets the times at the end.
 
     Raises:
         BundleError: the bundle is unfinished or damaged.
+        ConfigError: it is for another number of ranks.
+        RankError: one of its ranks died or stalled.
         RequestError: there is no prompt, or one is empty or does not fit the cache.
     """
     if not prompts:
@@ -119,27 +123,34 @@ def stream(
         for prompt, params in zip(prompts, each, strict=True)
     ]
     length = _cache_length(bundle, requests, max_length)
-    session = open_session(bundle, batch=len(requests), max_length=length, threads=threads)
     decoders = [StreamDecoder(tokenizer, request.prompt) for request in requests]
-    loaded = first = time.perf_counter()
     made = 0
     begun: set[int] = set()
-    for step in decode(session, requests):
-        if not made:
-            first = time.perf_counter()
-        text = ""
-        if step.token is not None:
-            made += 1
-            begun.add(step.row)
-            text = decoders[step.row].push(step.token)
-        if step.finished:
-            text += decoders[step.row].finish()
-        yield Piece(row=step.row, text=text, token=step.token, finished=step.finished)
+    with open_session(
+        bundle,
+        batch=len(requests),
+        max_length=length,
+        threads=threads,
+        tensor_parallel=tensor_parallel,
+    ) as session:
+        loaded = first = time.perf_counter()
+        for step in decode(session, requests):
+            if not made:
+                first = time.perf_counter()
+            text = ""
+            if step.token is not None:
+                made += 1
+                begun.add(step.row)
+                text = decoders[step.row].push(step.token)
+            if step.finished:
+                text += decoders[step.row].finish()
+            yield Piece(row=step.row, text=text, token=step.token, finished=step.finished)
+        ended = time.perf_counter()
     on_usage(
         Usage(
             load_seconds=loaded - began,
             prefill_seconds=first - loaded,
-            decode_seconds=time.perf_counter() - first,
+            decode_seconds=ended - first,
             decoded_tokens=made - len(begun),
         )
     )

@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export_grok.artifacts import open_bundle
-from export_grok.engines.backend import open_session
 from export_grok.errors import RequestError
 from export_grok.files import atomic_file
 from export_grok.progress import progress_bar
 from export_grok.runtime.decode import teacher_forced
+from export_grok.runtime.open import open_session
 
 __all__ = ["write_logits"]
 
@@ -22,6 +22,7 @@ def write_logits(
     *,
     decode_steps: int = 0,
     threads: int | None = None,
+    tensor_parallel: int | None = None,
     weights_root: Path | None = None,
 ) -> tuple[int, ...]:
     """Write array `logits` [B, S, V], float32, and return its shape.
@@ -32,12 +33,15 @@ def write_logits(
         out: .npz to write.
         decode_steps: so many of the last tokens are fed one at a time through the cache.
         threads: to compute with; as many as there are cores by default.
+        tensor_parallel: ranks that the bundle must be for, if it matters.
         weights_root: where the weights are, if the bundle points at ones that were moved.
 
     Raises:
         BundleError: the bundle is unfinished or damaged.
+        ConfigError: it is for another number of ranks.
         NumericsError: a logit is no number.
         OutputError: `out` cannot be written.
+        RankError: one of its ranks died or stalled.
         RequestError: the tokens cannot be read, or do not suit the model.
     """
     tokens = _tokens(tokens_file)
@@ -48,10 +52,18 @@ def write_logits(
             f"{tokens_file} has rows of {length} tokens; this model takes up to "
             f"{bundle.config.sequence_len}"
         )
-    session = open_session(bundle, batch=rows, max_length=length, threads=threads)
     logits = np.empty((rows, length, bundle.config.vocab_size), np.float32)
     done = 0
-    with progress_bar("logits", length, unit="tokens") as advance:
+    with (
+        open_session(
+            bundle,
+            batch=rows,
+            max_length=length,
+            threads=threads,
+            tensor_parallel=tensor_parallel,
+        ) as session,
+        progress_bar("logits", length, unit="tokens") as advance,
+    ):
         for part in teacher_forced(session, tokens, decode_steps=decode_steps):
             logits[:, done : done + part.shape[1]] = part
             done += part.shape[1]

@@ -12,6 +12,7 @@ from export_grok.commands.options import (
     json_option,
     plot_option,
     threads_option,
+    tp_option,
     weights_root_option,
 )
 from export_grok.errors import OutputError
@@ -85,6 +86,7 @@ def _joined(numbers: tuple[int, ...]) -> str:
 )
 @plot_option
 @threads_option
+@tp_option
 @weights_root_option
 @json_option
 def bench(
@@ -97,6 +99,7 @@ def bench(
     seed: int,
     plot: Path | None,
     threads: int | None,
+    tp: int | None,
     weights_root: Path | None,
     as_json: bool,
 ) -> None:
@@ -122,6 +125,7 @@ def bench(
         bundle,
         options,
         threads=threads,
+        tensor_parallel=tp,
         weights_root=weights_root,
         on_round=lambda number: _show(f"round {number} of {rounds}"),
     )

@@ -5,7 +5,13 @@ from pathlib import Path
 
 import click
 
-from export_grok.commands.options import FOLDER, json_option, threads_option, weights_root_option
+from export_grok.commands.options import (
+    FOLDER,
+    json_option,
+    threads_option,
+    tp_option,
+    weights_root_option,
+)
 from export_grok.optional import require
 from export_grok.runtime.params import EvaluationOptions
 
@@ -38,6 +44,7 @@ __all__ = ["evaluate"]
     help="Let the PyTorch model read the same text, and compare.",
 )
 @threads_option
+@tp_option
 @weights_root_option
 @json_option
 def evaluate(
@@ -48,6 +55,7 @@ def evaluate(
     lines: bool,
     reference: str | None,
     threads: int | None,
+    tp: int | None,
     weights_root: Path | None,
     as_json: bool,
 ) -> None:
@@ -62,6 +70,7 @@ def evaluate(
         EvaluationOptions(window=window, batch=batch, lines=lines),
         reference=reference is not None,
         threads=threads,
+        tensor_parallel=tp,
         weights_root=weights_root,
     )
     readings = {"engine": result.engine, "torch": result.reference}

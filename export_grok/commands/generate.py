@@ -4,7 +4,13 @@ from pathlib import Path
 
 import click
 
-from export_grok.commands.options import FOLDER, json_option, threads_option, weights_root_option
+from export_grok.commands.options import (
+    FOLDER,
+    json_option,
+    threads_option,
+    tp_option,
+    weights_root_option,
+)
 from export_grok.runtime.params import SamplingParams
 
 __all__ = ["generate"]
@@ -40,6 +46,7 @@ __all__ = ["generate"]
     help="Of the first prompt; the next has the next.",
 )
 @threads_option
+@tp_option
 @weights_root_option
 @json_option
 def generate(
@@ -52,6 +59,7 @@ def generate(
     top_p: float,
     seed: int,
     threads: int | None,
+    tp: int | None,
     weights_root: Path | None,
     as_json: bool,
 ) -> None:
@@ -72,6 +80,7 @@ def generate(
             max_new_tokens=max_new_tokens,
             max_length=max_length,
             threads=threads,
+            tensor_parallel=tp,
             weights_root=weights_root,
             on_usage=on_usage,
         ),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from export_grok.commands.options import FOLDER, threads_option, weights_root_option
+from export_grok.commands.options import FOLDER, threads_option, tp_option, weights_root_option
 
 __all__ = ["logits"]
 
@@ -24,6 +24,7 @@ __all__ = ["logits"]
     help="Feed so many of the last tokens one at a time.",
 )
 @threads_option
+@tp_option
 @weights_root_option
 def logits(
     bundle: Path,
@@ -31,12 +32,19 @@ def logits(
     out: Path,
     decode_steps: int,
     threads: int | None,
+    tp: int | None,
     weights_root: Path | None,
 ) -> None:
     """Write the float32 logits of every position of given tokens: how to compare an engine."""
     from export_grok.runtime.logits import write_logits
 
     shape = write_logits(
-        bundle, tokens, out, decode_steps=decode_steps, threads=threads, weights_root=weights_root
+        bundle,
+        tokens,
+        out,
+        decode_steps=decode_steps,
+        threads=threads,
+        tensor_parallel=tp,
+        weights_root=weights_root,
     )
     click.echo(f"{out}: logits {list(shape)}")

@@ -3,18 +3,24 @@
 import os
 import resource
 import threading
+import time
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["PeakMemory", "cache_bytes", "cores", "pages_from_disk"]
+from export_grok.runtime.ranks.watch import activity
+
+__all__ = ["PeakMemory", "cache_bytes", "cores", "pages_from_disk", "process_time"]
 
 STATUS = Path("/proc/self/status")
+PROC = Path("/proc")
 CPUS = Path("/sys/devices/system/cpu")
 INTERVAL = 0.01
 
 
 class PeakMemory:
-    """The most memory this process has while the block runs, looked at every 10 ms.
+    """The most memory this process and its ranks have while the block runs.
+
+    It is looked at every 10 ms.
 
     Attributes:
         private: bytes of its own (RssAnon); None where the system does not say.
@@ -47,9 +53,11 @@ class PeakMemory:
             self._look()
 
     def _look(self) -> None:
-        found = _status()
-        self.private = _larger(self.private, found.get("RssAnon"))
-        self.mapped = _larger(self.mapped, found.get("RssFile"))
+        found = [_status(STATUS), *(_status(PROC / str(pid) / "status") for pid in _ranks())]
+        for name, field in (("private", "RssAnon"), ("mapped", "RssFile")):
+            lengths = [status[field] for status in found if field in status]
+            if lengths:
+                setattr(self, name, max(getattr(self, name) or 0, sum(lengths)))
 
 
 def cores() -> int:
@@ -74,8 +82,22 @@ def cache_bytes() -> int | None:
 
 
 def pages_from_disk() -> int:
-    """Return how many pages this process had to wait for until now."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    """Return how many pages this process and its ranks had to wait for until now."""
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    return own + sum(did.major_faults for pid in _ranks() if (did := activity(pid)))
+
+
+def process_time() -> float:
+    """Return the processor seconds of this process and, in ticks of 10 ms, of its ranks."""
+    ticks = sum(did.ticks for pid in _ranks() if (did := activity(pid)))
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _ranks() -> list[int]:
+    """Return the processes that this one started: in a benchmark they are the ranks."""
+    return [
+        int(pid) for path in (PROC / "self/task").glob("*/children") for pid in _text(path).split()
+    ]
 
 
 def _cpus() -> list[int]:
@@ -84,9 +106,9 @@ def _cpus() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def _status() -> dict[str, int]:
-    """Return the lines of /proc/self/status that are lengths, in bytes."""
-    lines = [line.split() for line in _text(STATUS).splitlines()]
+def _status(path: Path) -> dict[str, int]:
+    """Return the lines of a process's status that are lengths, in bytes."""
+    lines = [line.split() for line in _text(path).splitlines()]
     return {
         words[0].rstrip(":"): int(words[1]) << 10
         for words in lines
@@ -99,8 +121,3 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
-
-
-def _larger(one: int | None, other: int | None) -> int | None:
-    found = [value for value in (one, other) if value is not None]
-    return max(found, default=None)

@@ -10,6 +10,7 @@ machine. Decode steps are those of the runtime, head included; the choice of the
 not in them, as it is no part of the engine.
 """
 
+import contextlib
 import importlib
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from time import perf_counter
 import numpy as np
 
 from export_grok.artifacts import HEAD_WEIGHTS, Bundle, open_bundle
-from export_grok.engines.backend import Session, open_session
+from export_grok.engines.backend import Session
 from export_grok.machine import this_machine
 from export_grok.plugins.kernels import native_kernels
 from export_grok.runtime.bench.ceiling import Ceiling
@@ -27,6 +28,7 @@ from export_grok.runtime.bench.options import BenchOptions, Setting, cache_lengt
 from export_grok.runtime.bench.result import Bench, Engine, Measurement
 from export_grok.runtime.bench.rounds import Rounds
 from export_grok.runtime.bench.traffic import Traffic, step_traffic
+from export_grok.runtime.open import open_session
 
 __all__ = ["bench_bundle"]
 
@@ -39,6 +41,7 @@ def bench_bundle(
     options: BenchOptions,
     *,
     threads: int | None = None,
+    tensor_parallel: int | None = None,
     weights_root: Path | None = None,
     on_round: Callable[[int], None] = lambda number: None,
 ) -> Bench:
@@ -51,13 +54,16 @@ def bench_bundle(
         options: what is measured.
         threads: of the engine, and of the reader of the ceiling; as many as there are cores by
             default.
+        tensor_parallel: ranks that the bundle must be for, if it matters.
         weights_root: where the weights are, if the bundle points at ones that were moved.
         on_round: gets the number of each round before it begins; 0 is the one that does not
             count.
 
     Raises:
         BundleError: the bundle is unfinished or damaged.
-        ConfigError: an environment variable asks for kernels that are not there.
+        ConfigError: it is for another number of ranks, or an environment variable asks for
+            kernels that are not there.
+        RankError: one of its ranks died or stalled.
         RequestError: a length is beyond what the model takes.
     """
     kernels = native_kernels()
@@ -68,21 +74,28 @@ def bench_bundle(
     settings = settings_of(options, bundle.config)
     sessions: dict[int, Session] = {}
     load_seconds = {}
-    with PeakMemory() as memory:
-        for batch in options.batch:
-            began = perf_counter()
-            sessions[batch] = open_session(
-                bundle, batch=batch, max_length=cache_length(options, settings), threads=threads
-            )
-            _first_token(sessions[batch])
-            load_seconds[batch] = perf_counter() - began
-        rounds = Rounds(sessions, settings, options)
-        on_round(0)
-        rounds.warm_up()
-    # Made only now: the reader maps the weights too, and that is not the engine's memory.
-    index, head = bundle.index(), bundle.manifest.files.get(HEAD_WEIGHTS)
-    ceiling = Ceiling(index, threads)
-    readings, samples = rounds.run(options.rounds, ceiling.reading, on_round)
+    with contextlib.ExitStack() as opened:
+        with PeakMemory() as memory:
+            for batch in options.batch:
+                began = perf_counter()
+                sessions[batch] = opened.enter_context(
+                    open_session(
+                        bundle,
+                        batch=batch,
+                        max_length=cache_length(options, settings),
+                        threads=threads,
+                        tensor_parallel=tensor_parallel,
+                    )
+                )
+                _first_token(sessions[batch])
+                load_seconds[batch] = perf_counter() - began
+            rounds = Rounds(sessions, settings, options)
+            on_round(0)
+            rounds.warm_up()
+        # Made only now: the reader maps the weights too, and that is not the engine's memory.
+        index, head = bundle.index(), bundle.manifest.files.get(HEAD_WEIGHTS)
+        ceiling = Ceiling(index, threads)
+        readings, samples = rounds.run(options.rounds, ceiling.reading, on_round)
     return Bench(
         engine=Engine(
             folder=folder,

@@ -4,7 +4,7 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter, process_time
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from export_grok.engines.backend import Session
 from export_grok.runtime.bench.ceiling import Reading
-from export_grok.runtime.bench.machine import pages_from_disk
+from export_grok.runtime.bench.machine import pages_from_disk, process_time
 from export_grok.runtime.bench.options import BenchOptions, Setting
 from export_grok.runtime.bench.result import Sample
 from export_grok.runtime.decode import Request, decode

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +72,14 @@ def speaking(
 
     opened: list[FakeSession] = []
 
-    def open_fake(bundle: Bundle, *, batch: int, max_length: int, threads: Any) -> FakeSession:
+    @contextmanager
+    def open_fake(
+        bundle: Bundle, *, batch: int, max_length: int, **_: Any
+    ) -> Iterator[FakeSession]:
         opened.append(
             FakeSession(bundle.config, batch=batch, max_length=max_length, logits_of=logits_of)
         )
-        return opened[-1]
+        yield opened[-1]
 
     monkeypatch.setattr(generate_module, "open_session", open_fake)
     return opened

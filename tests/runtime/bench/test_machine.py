@@ -1,5 +1,7 @@
 """The ceiling is read by all threads from the bundle's matrices; the system is asked rightly."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -185,3 +187,23 @@ def test_threads_of_one_core_and_caches_that_are_shared_count_once(
             for name, text in (("level", level), ("size", size), ("shared_cpu_list", shared)):
                 (cache / name).write_text(f"{text}\n")
     assert (cores(), cache_bytes()) == (2, 2 << 20)
+
+
+def test_what_ranks_take_counts_as_the_engine_s() -> None:
+    hungry = (
+        "import sys, time; held = b'x' * (64 << 20); print(len(held), flush=True); time.sleep(60)"
+    )
+    with PeakMemory() as alone:
+        pass
+    before = bench_machine.process_time()
+    with subprocess.Popen([sys.executable, "-c", hungry], stdout=subprocess.PIPE) as rank:
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        with PeakMemory() as both:
+            pass
+        taken = bench_machine.process_time() - before
+        rank.kill()
+    assert alone.private is not None
+    assert both.private is not None
+    assert both.private - alone.private > 32 << 20
+    assert taken > 0

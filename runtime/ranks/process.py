@@ -1,0 +1,128 @@
+"""The program of a rank: `python -m export_grok.runtime.ranks.process SOCKET MEMORY PARENT`.
+
+SOCKET and MEMORY are descriptors that it was started with. It is told what to open by the first
+message, then what to run; it ends when the other end of its socket is closed.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import os
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export_grok.artifacts import MANIFEST, Bundle
+from export_grok.engines.group import Group
+from export_grok.errors import ExportGrokError
+from export_grok.files import read_json
+from export_grok.manifest import Manifest
+from export_grok.runtime.ranks.channel import LONGEST_TEXT, Channel, Message
+from export_grok.runtime.ranks.group import RankGroup
+from export_grok.runtime.ranks.memory import GroupSizes, RankMemory
+
+__all__ = ["RankSession", "main"]
+
+PR_SET_PDEATHSIG = 1
+
+
+class RankSession(Protocol):
+    """What a backend opens for one rank: a session whose logits are this rank's share."""
+
+    def forward(
+        self,
+        tokens: NDArray[np.int64],
+        start: NDArray[np.int64],
+        last: NDArray[np.int64] | None,
+    ) -> NDArray[np.float32] | None:
+        """Return [B, V / ranks], or None; see `engines.backend.Session`."""
+
+    def forward_all(
+        self, tokens: NDArray[np.int64], start: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """Return [B, S, V / ranks]."""
+
+
+class _Opener(Protocol):
+    def __call__(
+        self, bundle: Bundle, group: Group, *, batch: int, max_length: int, threads: int
+    ) -> RankSession: ...
+
+
+def main() -> None:
+    """Be a rank until the parent has no more use for one."""
+    end, memory_file, parent = map(int, sys.argv[1:])
+    if parent:
+        _die_with(parent)
+    channel = Channel(socket.socket(fileno=end))
+    try:
+        _serve(channel, memory_file)
+    except Exception as error:
+        traceback.print_exc()
+        text = str(error) if isinstance(error, ExportGrokError) else f"{_name(error)}: {error}"
+        with contextlib.suppress(OSError):
+            channel.send({"say": "error", "kind": _name(error), "text": text[:LONGEST_TEXT]})
+            channel.receive()  # let the parent read it before it sees that this process ended
+        sys.exit(1)
+
+
+def _serve(channel: Channel, memory_file: int) -> None:
+    spec = channel.receive()
+    if spec is None:
+        return
+    memory = RankMemory(memory_file, GroupSizes(**spec["sizes"]))
+    os.close(memory_file)
+    rank = spec["rank"]
+    session = _open(spec, RankGroup(rank, memory, channel))
+    channel.send({"say": "ready"})
+    while (command := channel.receive()) is not None:
+        logits = _run(session, memory, command)
+        if logits is not None:
+            memory.logits(rank, logits.shape)[:] = logits
+        channel.send({"say": "done", "shape": None if logits is None else list(logits.shape)})
+
+
+def _open(spec: Message, group: Group) -> RankSession:
+    folder = Path(spec["folder"])
+    # Its files were held to the manifest by the parent.
+    manifest = Manifest.from_dict(read_json(folder / MANIFEST), source=folder / MANIFEST)
+    bundle = Bundle(folder=folder, weights_root=Path(spec["weights_root"]), manifest=manifest)
+    module, _, name = spec["opener"].partition(":")
+    opener: _Opener = getattr(importlib.import_module(module), name)
+    return opener(
+        bundle,
+        group,
+        batch=spec["sizes"]["batch"],
+        max_length=spec["sizes"]["max_length"],
+        threads=spec["threads"],
+    )
+
+
+def _run(session: RankSession, memory: RankMemory, command: Message) -> NDArray[np.float32] | None:
+    tokens = memory.tokens(tuple(command["shape"]))
+    start = np.array(command["start"], np.int64)
+    if command["all"]:
+        return session.forward_all(tokens, start)
+    last = command["last"]
+    return session.forward(tokens, start, None if last is None else np.array(last, np.int64))
+
+
+def _die_with(parent: int) -> None:
+    """Let the system kill this process when its parent ends, in whichever way (Linux)."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before that was asked for
+        sys.exit()
+
+
+def _name(error: Exception) -> str:
+    return type(error).__name__
+
+
+if __name__ == "__main__":
+    main()
