@@ -15,6 +15,7 @@ __all__ = [
     "EXPORT",
     "GROK_1",
     "HEAD_DTYPES",
+    "SUMS",
     "TENSOR_PARALLEL_SIZES",
     "Dtype",
     "EngineOptions",
@@ -22,6 +23,7 @@ __all__ = [
     "GrokConfig",
     "HeadDtype",
     "RankConfig",
+    "Sums",
 ]
 
 Dtype = Literal["float32", "float16", "bfloat16"]
@@ -29,6 +31,9 @@ DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 
 HeadDtype = Literal["float32", "int8"]
 HEAD_DTYPES: tuple[HeadDtype, ...] = get_args(HeadDtype)
+
+Sums = Literal["plan", "between"]
+SUMS: tuple[Sums, ...] = get_args(Sums)
 
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 
@@ -310,9 +315,12 @@ class EngineOptions:
         chunk: tokens of a prompt that go through the layers at once.
         max_length: longest row, prompt and answer together, in tokens.
         gpu_memory: of one GPU, in GB; by default the most that GPUs of an architecture have.
+        sums: where ranks are summed: "plan" in the plans, "between" by NCCL between plans of
+            parts of a graph.
 
     Raises:
-        ConfigError: a number is out of range; all such are named.
+        ConfigError: a number is out of range, or sums are asked for that there are not; all such
+            are named.
     """
 
     allow_functions: bool = False
@@ -322,6 +330,7 @@ class EngineOptions:
     chunk: int | None = None
     max_length: int | None = None
     gpu_memory: float | None = None
+    sums: Sums = "plan"
 
     def __post_init__(self) -> None:
         faults = [
@@ -333,6 +342,12 @@ class EngineOptions:
             faults.append(f"gpu_memory is {self.gpu_memory}; it must be a number of GB")
         if self.sm is not None and not self.sm:
             faults.append("sm names no architecture; say e.g. 90")
+        if self.sums not in SUMS:
+            faults.append(f"sums is {self.sums!r}; use {', '.join(SUMS)}")
+        if self.sums == "between" and self.tensor_parallel == 1:
+            faults.append(
+                "sums is 'between', and one rank has no sums: say --tp 2 or more, or leave it away"
+            )
         if faults:
             raise ConfigError("; ".join(faults))
 

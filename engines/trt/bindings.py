@@ -1,6 +1,7 @@
 """Every input and output of a lowered graph, as the record names it: ports, then weights."""
 
 import math
+from collections.abc import Collection
 
 import onnx_ir as ir
 
@@ -15,7 +16,12 @@ __all__ = ["bindings_of"]
 
 
 def bindings_of(
-    graph: ir.Graph, kind: GraphKind, config: GrokConfig, dtype: Dtype, tensor_parallel: int
+    graph: ir.Graph,
+    kind: GraphKind,
+    config: GrokConfig,
+    dtype: Dtype,
+    tensor_parallel: int,
+    crossing: Collection[str] = (),
 ) -> tuple[Binding, ...]:
     """Return all inputs, then all outputs, in the graph's order.
 
@@ -25,6 +31,7 @@ def bindings_of(
         config: of the model.
         dtype: of the graph.
         tensor_parallel: ranks that share it.
+        crossing: what else may go in and out, if the graph is a part of one.
 
     Raises:
         BuildError: an input is neither in the I/O contract nor a weight, or a weight has not the
@@ -55,7 +62,7 @@ def bindings_of(
 
     inputs = [
         weight(value)
-        if value.name not in aliases
+        if value.name not in aliases and value.name not in crossing
         else Binding(
             name=str(value.name), direction="in", shape=_shape(value), dtype=_dtype(value)
         )
@@ -67,7 +74,7 @@ def bindings_of(
             direction="out",
             shape=_shape(value),
             dtype=_dtype(value),
-            aliases=aliases[str(value.name)],
+            aliases=None if value.name in crossing else aliases[str(value.name)],
         )
         for value in graph.outputs
     ]

@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 from export_grok.artifacts import Bundle, record_of, write_manifest
-from export_grok.config import ENGINE, Dtype, EngineOptions, GrokConfig, HeadDtype
+from export_grok.config import ENGINE, Dtype, EngineOptions, GrokConfig, HeadDtype, Sums
 from export_grok.engines.trt.graphs import (
     FOLDER,
     StaticGraph,
@@ -103,9 +103,9 @@ def build_plans(graphs: Bundle, options: EngineOptions, flavour: Flavour) -> Bun
     made_by = old.versions | versions(flavour.package.replace("_", "-"))
     if not flavour.any_gpu:
         made_by |= versions("triton")
-    if _current(old, flavour, made_by, sizes, sms):
+    if _current(old, flavour, made_by, sizes, options.sums, sms):
         return graphs
-    static = static_graphs(graphs, sizes)
+    static = static_graphs(graphs, sizes, options.sums)
     plugged = not flavour.any_gpu  # a package that builds for any GPU has no plugins
     kernels = kernel_hashes(static, sms[0]) if plugged else {}
     plans = _planned(static, sms, flavour, kernels)
@@ -130,6 +130,7 @@ def build_plans(graphs: Bundle, options: EngineOptions, flavour: Flavour) -> Bun
         plans=tuple(plans),
         kernels=kernels,
         recipe=recipe(),
+        sums=options.sums,
     )
     nodes: Counter[str] = sum((Counter(graph.record.nodes) for graph in static), Counter())
     with output_errors(out):
@@ -157,6 +158,8 @@ def summary(manifest: Manifest) -> str:
     sizes = record.sizes
     architectures = ", ".join(f"SM{sm}" for sm in sorted({plan.sm for plan in record.plans}))
     ranks = f"{sizes.tensor_parallel} ranks, " if sizes.tensor_parallel > 1 else ""
+    if record.sums == "between":
+        ranks = f"{sizes.tensor_parallel} ranks summed between plans, "
     return (
         f"{len(record.plans)} plans of {len(record.graphs)} graphs for {architectures}: {ranks}"
         f"{sizes.batch} rows of {sizes.max_length} tokens, chunks of {sizes.chunk}"
@@ -164,14 +167,24 @@ def summary(manifest: Manifest) -> str:
 
 
 def _current(
-    old: Manifest, flavour: Flavour, made_by: dict[str, str], sizes: Sizes, sms: tuple[int, ...]
+    old: Manifest,
+    flavour: Flavour,
+    made_by: dict[str, str],
+    sizes: Sizes,
+    sums: Sums,
+    sms: tuple[int, ...],
 ) -> bool:
     """Return whether the folder, whose files were held to its manifest, has just this engine."""
     if (old.backend, old.versions) != (flavour.backend, made_by):
         return False
     found = record_in(old)
     architectures = {plan.sm for plan in found.plans}
-    return (found.recipe, found.sizes, architectures) == (recipe(), sizes, set(sms))
+    return (found.recipe, found.sizes, found.sums, architectures) == (
+        recipe(),
+        sizes,
+        sums,
+        set(sms),
+    )
 
 
 def _planned(
@@ -183,13 +196,16 @@ def _planned(
     """Return the plans to be; the name of one holds the hash of all it is built from."""
     plans = {}
     for graph in static:
-        kind, phase = graph.record.kind, graph.record.phase
-        used = {op_type: kernels.get(op_type) for op_type in graph.record.nodes}
+        record = graph.record
+        used = {op_type: kernels.get(op_type) for op_type in record.nodes}
         for sm in sms:
             origin = json.dumps([flavour.package, flavour.version(), sm, used]).encode()
             name = hashlib.sha256(graph.content + origin).hexdigest()[:12]
-            file = f"{FOLDER}/{kind}.{phase}.sm{sm}.{name}.plan"
-            plans[PlanRecord(kind=kind, phase=phase, sm=sm, file=file)] = graph
+            file = f"{record.file.removesuffix('.onnx')}.sm{sm}.{name}.plan"
+            plan = PlanRecord(
+                kind=record.kind, phase=record.phase, sm=sm, file=file, part=record.part
+            )
+            plans[plan] = graph
     return plans
 
 

@@ -3,9 +3,15 @@
 One execution context serves all layers: between two enqueues it is given other addresses. The
 residual stream goes from one of two buffers to the other. A cache is bound to one address as input
 and as output, which is how TensorRT writes it in place.
+
+Graphs may be cut into parts where ranks are summed. Then NCCL sums between two enqueues, in place:
+what one part writes, and the next one reads as the sum, is one buffer. There are two, as a part
+that reads a sum may write its own summand meanwhile.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,27 +20,32 @@ from export_grok.engines.trt.communicator import SUMMING, Communicator
 from export_grok.engines.trt.device import Device
 from export_grok.engines.trt.engine import Context, Engine
 from export_grok.engines.trt.record import GraphRecord
-from export_grok.engines.trt.tensors import CACHES, binding_of, size_of, state_of
+from export_grok.engines.trt.tensors import CACHES, PARTIAL, SUM, binding_of, size_of, state_of
 from export_grok.engines.trt.weights import RankWeights
 
-__all__ = ["Cache", "Chain", "Loaded", "buffer_bytes", "scratch_bytes"]
+__all__ = ["Cache", "Chain", "Parts", "buffer_bytes", "scratch_bytes"]
 
 # Addresses of a layer's cache, by the names of the graph's inputs.
 Cache = Mapping[str, int]
 
-# A graph, and the engine of its plan.
-Loaded = tuple[GraphRecord, Engine]
+# Of every part, in order, the graph and the engine of its plan.
+Parts = Sequence[tuple[GraphRecord, Engine]]
 
 
-def buffer_bytes(embedding: GraphRecord, layer: GraphRecord, head: GraphRecord) -> int:
-    """Return the bytes of a chain's inputs, outputs and residual stream."""
-    others = (row for graph in (embedding, head) for row in state_of(graph) if row.name != "h")
-    return sum(map(size_of, (*state_of(layer), *others)))
+def buffer_bytes(
+    embedding: Sequence[GraphRecord], layer: Sequence[GraphRecord], head: Sequence[GraphRecord]
+) -> int:
+    """Return the bytes of a chain's inputs, outputs, residual stream and sums, of all parts."""
+    others = [row for graph in (*embedding, *head) for row in state_of(graph)]
+    # What goes from part to part is an output and an input. Of sums there are two buffers.
+    rows = {row.name: row for graph in layer for row in state_of(graph)}
+    rows |= {f"other {row.name}": row for row in others if row.name not in ("h", PARTIAL)}
+    return sum(map(size_of, rows.values()))
 
 
-def scratch_bytes(*engines: Engine) -> int:
+def scratch_bytes(*graphs: Parts) -> int:
     """Return the bytes that a chain's plans work in: one after the other, in the same memory."""
-    return max(1, *(engine.scratch for engine in engines))
+    return max(1, *(engine.scratch for parts in graphs for _, engine in parts))
 
 
 class Chain:
@@ -43,9 +54,9 @@ class Chain:
     def __init__(
         self,
         device: Device,
-        embedding: Loaded,
-        layer: Loaded,
-        head: Loaded,
+        embedding: Parts,
+        layer: Parts,
+        head: Parts,
         *,
         weights: RankWeights,
         caches: Sequence[Cache],
@@ -66,16 +77,22 @@ class Chain:
         self._communicator = communicator
         self._graph: Callable[[], None] | None = None
         self._enqueued = False
-        scratch = device.allocate(scratch_bytes(embedding[1], layer[1], head[1]))
+        scratch = device.allocate(scratch_bytes(embedding, layer, head))
         self._inputs: dict[str, tuple[int, tuple[int, ...]]] = {}
-        streams = [device.allocate(size_of(binding_of(layer[0], "h"))) for _ in range(2)]
+        hidden = binding_of(layer[0][0], "h")
+        streams = [device.allocate(size_of(hidden)) for _ in range(2)]
         self._steps: list[_Step] = []
 
         own = {"tokens": self._input(embedding, "tokens"), "h": streams[0]}
         if communicator is not None:
             own["first"] = self._input(embedding, "first")
-        self._add(embedding, scratch, [own], weights)
+        self._add(embedding, scratch, [own], weights, sums=streams[:1])  # its sum is h
         start = self._input(layer, "start")
+        sums: list[int] = []
+        between: dict[str, int] = {}
+        if len(layer) > 1:
+            sums = [device.allocate(size_of(hidden)) for _ in range(2)]
+            between = self._between(layer)
         self._add(
             layer,
             scratch,
@@ -85,17 +102,19 @@ class Chain:
                     "h_out": streams[(number + 1) % 2],
                     "start": start,
                     **cache,
+                    **between,
                 }
                 for number, cache in enumerate(caches)
             ],
             weights,
+            sums=sums,
         )
-        logits = binding_of(head[0], "logits")
+        logits = binding_of(head[0][0], "logits")
         self._logits = device.allocate(size_of(logits))
         on_host = device.host_memory(size_of(logits)).view(np.float32)
         self._logits_on_host = on_host.reshape(-1, logits.shape[-1])
         own = {"h": streams[len(caches) % 2], "logits": self._logits}
-        if any(binding.name == "last" for binding in head[0].bindings):
+        if any(binding.name == "last" for binding in head[0][0].bindings):
             own["last"] = self._input(head, "last")
         self._add(head, scratch, [own], weights)
 
@@ -134,8 +153,17 @@ class Chain:
         self._device.download(self._logits, part)
         return part.copy()
 
-    def _input(self, loaded: Loaded, name: str) -> int:
-        binding = binding_of(loaded[0], name)
+    def _between(self, layer: Parts) -> dict[str, int]:
+        """Return new memory for what later parts of a layer take of earlier ones, but sums."""
+        found = {}
+        for graph, _ in layer:
+            for row in state_of(graph):
+                if row.direction == "out" and row.name not in ("h_out", PARTIAL):
+                    found[row.name] = self._device.allocate(size_of(row))
+        return found
+
+    def _input(self, parts: Parts, name: str) -> int:
+        binding = binding_of(parts[0][0], name)
         address = self._device.allocate(size_of(binding))
         self._device.clear(address, size_of(binding))
         self._inputs[name] = (address, binding.shape)
@@ -143,26 +171,57 @@ class Chain:
 
     def _add(
         self,
-        loaded: Loaded,
+        parts: Parts,
         scratch: int,
         runs: Sequence[Mapping[str, int]],
         weights: RankWeights,
+        sums: Sequence[int] = (),
     ) -> None:
-        """Add enqueues of one context: for each the addresses of what is no weight, by name."""
-        graph, engine = loaded
-        context = engine.context(scratch)
-        if self._communicator is not None and graph.kind in SUMMING:
-            self._communicator.join(context, f"{graph.kind} ({graph.phase})")
+        """Add enqueues of one context of each part.
+
+        Args:
+            parts: of one graph.
+            scratch: where its contexts work.
+            runs: of the graph; for each the addresses of what is no weight, by name.
+            weights: loaded.
+            sums: where ranks are summed behind the parts, by turns; of no use if none are.
+        """
+        cut = any(row.name == PARTIAL for graph, _ in parts for row in graph.bindings)
+        contexts = [engine.context(scratch) for _, engine in parts]
+        if self._communicator is not None and parts[0][0].kind in SUMMING and not cut:
+            for (graph, _), context in zip(parts, contexts, strict=True):
+                self._communicator.join(context, f"{graph.kind} ({graph.phase})")
         for number, own in enumerate(runs):
-            found = weights.addresses(graph, number)
-            fixed, by_row = {}, {}
-            for binding in graph.bindings:
-                name = binding.aliases or binding.name
-                if name in CACHES:
-                    by_row[binding.name] = (own[name], size_of(binding))
-                else:
-                    fixed[binding.name] = found.get(name) or own[name]
-            self._steps.append(_Step(context, fixed, by_row))
+            for place, (graph, _) in enumerate(parts):
+                if cut:
+                    own = {
+                        **own,
+                        PARTIAL: sums[place % len(sums)],
+                        SUM: sums[(place - 1) % len(sums)],
+                    }
+                found = weights.addresses(graph, number)
+                self._steps.append(self._step(contexts[place], graph, own, found))
+
+    def _step(
+        self,
+        context: Context,
+        graph: GraphRecord,
+        own: Mapping[str, int],
+        weights: Mapping[str, int],
+    ) -> "_Step":
+        """Return the enqueue of a context, and of the sum behind it if there is one."""
+        fixed, by_row, sums = {}, {}, None
+        for binding in graph.bindings:
+            name = binding.aliases or binding.name
+            if name in CACHES:
+                by_row[binding.name] = (own[name], size_of(binding))
+            else:
+                fixed[binding.name] = weights.get(name) or own[name]
+            if name == PARTIAL:
+                assert self._communicator is not None
+                elements = math.prod(binding.shape)
+                sums = partial(self._communicator.all_reduce, fixed[name], elements, binding.dtype)
+        return _Step(context, fixed, by_row, sums)
 
 
 class _Step:
@@ -173,11 +232,16 @@ class _Step:
     """
 
     def __init__(
-        self, context: Context, fixed: dict[str, int], by_row: dict[str, tuple[int, int]]
+        self,
+        context: Context,
+        fixed: dict[str, int],
+        by_row: dict[str, tuple[int, int]],
+        sums: Callable[[int], None] | None,
     ) -> None:
         self._context = context
         self._fixed = fixed
         self._by_row = by_row
+        self._sums = sums
 
     def enqueue(self, stream: int, row: int) -> None:
         for name, address in self._fixed.items():
@@ -185,3 +249,5 @@ class _Step:
         for name, (address, length) in self._by_row.items():
             self._context.bind(name, address + row * length)
         self._context.enqueue(stream)
+        if self._sums is not None:
+            self._sums(stream)

@@ -38,6 +38,7 @@ class Communicator:
         """Connect, once all ranks are here; the GPU must be this thread's current one."""
         nccl = require("nccl.core", extra="gpu")
         version = _checked_version(nccl)  # on every rank, before any waits for another
+        self._core, self._library = nccl, require("nccl.bindings.nccl", extra="gpu")
         self._group = group
         mine = None
         try:
@@ -64,6 +65,19 @@ class Communicator:
         """
         self._group.broadcast(b"" if self._group.rank == 0 else None, f"communicator of {where}")
         context.set_communicator(self._capsule)
+
+    def all_reduce(self, address: int, elements: int, dtype: str, stream: int) -> None:
+        """Enqueue a sum over all ranks, in place; every rank in the same order.
+
+        Args:
+            address: of this rank's summand, and then of the sum, on the device.
+            elements: how many.
+            dtype: of the elements, which NCCL calls by the same names.
+            stream: that what makes the summand is enqueued on.
+        """
+        kind, op = int(self._core.NcclDataType[dtype.upper()]), int(self._core.NcclRedOp.SUM)
+        # `Communicator.allreduce` takes arrays, and there is none of bfloat16 at an address.
+        self._library.all_reduce(address, address, elements, kind, op, self._nccl.ptr, stream)
 
 
 def capsule_of(pointer: int) -> object:

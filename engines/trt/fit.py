@@ -103,28 +103,30 @@ def check_room(device: Device, **needed: int) -> None:
 
 def plan_files(
     record: TrtRecord, folder: Path, sm: int
-) -> Mapping[tuple[str, str], tuple[GraphRecord, Path]]:
-    """Return graph and plan for an architecture, by kind and phase.
+) -> Mapping[tuple[str, str], tuple[tuple[GraphRecord, Path], ...]]:
+    """Return graph and plan for an architecture, by kind and phase: of every part, in order.
 
     Raises:
         BundleError: a graph has no plan.
     """
-    plans: dict[tuple[str, str], PlanRecord] = {
-        (plan.kind, plan.phase): plan for plan in record.plans if plan.sm == sm
+    plans: dict[tuple[str, str, int], PlanRecord] = {
+        (plan.kind, plan.phase, plan.part): plan for plan in record.plans if plan.sm == sm
     }
     missing = [
-        f"{graph.kind} ({graph.phase})"
+        f"{graph.kind} ({graph.phase})" + (f", part {graph.part}" if graph.part else "")
         for graph in record.graphs
-        if (graph.kind, graph.phase) not in plans
+        if (graph.kind, graph.phase, graph.part) not in plans
     ]
     if missing:
         raise BundleError(
             f"{folder} has no plan for SM{sm} of {', '.join(missing)}: build the engine again"
         )
-    return {
-        (graph.kind, graph.phase): (graph, folder / plans[graph.kind, graph.phase].file)
-        for graph in record.graphs
-    }
+    found: dict[tuple[str, str], tuple[tuple[GraphRecord, Path], ...]] = {}
+    for graph in sorted(record.graphs, key=lambda graph: graph.part):
+        plan = folder / plans[graph.kind, graph.phase, graph.part].file
+        parts = found.get((graph.kind, graph.phase), ())
+        found[graph.kind, graph.phase] = (*parts, (graph, plan))
+    return found
 
 
 def check_engine(graph: GraphRecord, engine: Engine, plan: Path) -> None:
@@ -159,6 +161,7 @@ def _command(record: TrtRecord, folder: Path, sizes: Sizes, sm: int) -> str:
         f"export-grok build-engine {folder} --backend {flavour_of_record(record).backend} "
         f"--sm {sm} --tp {sizes.tensor_parallel} --batch {sizes.batch} --chunk {sizes.chunk} "
         f"--max-length {sizes.max_length}"
+        + (f" --sums {record.sums}" if record.sums != "plan" and sizes.tensor_parallel > 1 else "")
     )
 
 

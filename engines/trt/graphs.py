@@ -9,6 +9,8 @@ import onnx_ir as ir
 
 from export_grok import plugins
 from export_grok.artifacts import Bundle, graph_file
+from export_grok.config import Sums
+from export_grok.engines.cut import SUM, cut
 from export_grok.engines.trt.bindings import bindings_of
 from export_grok.engines.trt.contract import check_contract
 from export_grok.engines.trt.lower import lower_template
@@ -42,12 +44,13 @@ class StaticGraph:
         return content
 
 
-def static_graphs(graphs: Bundle, sizes: Sizes) -> tuple[StaticGraph, ...]:
-    """Return the graph of every kind and phase.
+def static_graphs(graphs: Bundle, sizes: Sizes, sums: Sums = "plan") -> tuple[StaticGraph, ...]:
+    """Return the graph of every kind and phase, or its parts in their order.
 
     Args:
         graphs: folder with the templates of one rank; for more ranks they are traced.
         sizes: of the graphs.
+        sums: where ranks are summed; "between" cuts the graphs there.
 
     Raises:
         BuildError: a graph is not one that TensorRT builds.
@@ -61,16 +64,21 @@ def static_graphs(graphs: Bundle, sizes: Sizes) -> tuple[StaticGraph, ...]:
             template = _template(graphs, kind, ranks)
             for phase in PHASES:
                 model = lower_template(template, kind, dtype, sizes, phase)
-                check_contract(model)
-                nodes = Counter(node.op_type for node, _ in plugin_calls(model.graph))
-                record = GraphRecord(
-                    kind=kind,
-                    phase=phase,
-                    file=f"{FOLDER}/{graph_file(kind, variant=phase)}",
-                    bindings=bindings_of(model.graph, kind, config, dtype, ranks),
-                    nodes=dict(sorted(nodes.items())),
-                )
-                made.append(StaticGraph(model=model, record=record))
+                parts = [part.model for part in cut(model)] if sums == "between" else [model]
+                crossing = _crossing(model, parts)
+                for number, part in enumerate(parts):
+                    check_contract(part)
+                    nodes = Counter(node.op_type for node, _ in plugin_calls(part.graph))
+                    variant = f"{phase}.{number}" if crossing else phase
+                    record = GraphRecord(
+                        kind=kind,
+                        phase=phase,
+                        file=f"{FOLDER}/{graph_file(kind, variant=variant)}",
+                        bindings=bindings_of(part.graph, kind, config, dtype, ranks, crossing),
+                        nodes=dict(sorted(nodes.items())),
+                        part=number,
+                    )
+                    made.append(StaticGraph(model=part, record=record))
                 advance(1)
     return tuple(made)
 
@@ -97,6 +105,13 @@ def recipe() -> str:
     modules = [__name__, "export_grok.export.trace"]
     modules += [f"{plugins.__name__}.{op}.{part}" for op in op_names() for part in _PARTS]
     return hashlib.sha256("".join(map(files_hash, modules)).encode()).hexdigest()
+
+
+def _crossing(model: ir.Model, parts: Sequence[ir.Model]) -> set[str]:
+    """Return the names of what goes from part to part; none if nothing is cut."""
+    made = {str(value.name) for part in parts for value in part.graph.outputs}
+    inner = made - {str(value.name) for value in model.graph.outputs}
+    return {*inner, SUM} if inner else inner
 
 
 def _template(graphs: Bundle, kind: GraphKind, ranks: int) -> ir.Model:

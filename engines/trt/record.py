@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from export_grok.config import EngineOptions, GrokConfig
+from export_grok.config import EngineOptions, GrokConfig, Sums
 from export_grok.errors import BundleError, ConfigError
 from export_grok.export.contract import GraphKind
 from export_grok.manifest import Manifest
@@ -120,7 +120,7 @@ class Binding:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphRecord:
-    """A lowered graph of one kind for one phase.
+    """A lowered graph of one kind for one phase, or a part of one.
 
     Attributes:
         kind: of the graph, as in `export.contract`.
@@ -128,6 +128,7 @@ class GraphRecord:
         file: its name in the bundle.
         bindings: all inputs, then all outputs, in the graph's order.
         nodes: plugin node op type -> how many.
+        part: its number, if the graph is cut where ranks are summed: `engines.cut` says how.
     """
 
     kind: GraphKind
@@ -135,6 +136,7 @@ class GraphRecord:
     file: str
     bindings: tuple[Binding, ...]
     nodes: dict[str, int]
+    part: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,12 +148,14 @@ class PlanRecord:
         phase: of the graph.
         sm: compute capability times ten, e.g. 90.
         file: its name in the bundle.
+        part: of the graph.
     """
 
     kind: GraphKind
     phase: Phase
     sm: int
     file: str
+    part: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,10 +166,11 @@ class TrtRecord:
         module: the package that built the plans, `tensorrt` or `tensorrt_rtx`.
         version: of that package; a plan runs in the same version only.
         sizes: of the graphs.
-        graphs: two of each kind.
+        graphs: two of each kind; if ranks are summed between plans, so many parts of each.
         plans: of each graph one for each architecture.
         kernels: plugin node op type -> hash of its kernels; empty if plans hold no plugins.
         recipe: hash of the program that made the graphs and kernels.
+        sums: where ranks are summed: in the plans, or between those of parts.
     """
 
     module: str
@@ -175,6 +180,7 @@ class TrtRecord:
     plans: tuple[PlanRecord, ...]
     kernels: dict[str, str]
     recipe: str
+    sums: Sums = "plan"
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from export_grok.artifacts import Bundle
 from export_grok.engines.arguments import check_tokens, checked_last
 from export_grok.engines.group import Group
-from export_grok.engines.trt.chain import Chain, Loaded, buffer_bytes, scratch_bytes
+from export_grok.engines.trt.chain import Chain, Parts, buffer_bytes, scratch_bytes
 from export_grok.engines.trt.communicator import Communicator
 from export_grok.engines.trt.device import CudaDevice, Device
 from export_grok.engines.trt.engine import PlanRuntime, Runtime
@@ -113,7 +113,7 @@ class TrtSession:
         self._rank = group.rank if group else 0
         self._entries = self.config.vocab_size // record.sizes.tensor_parallel
         self._plans = plan_files(record, bundle.folder, device.sm)
-        self._loaded: dict[tuple[str, str], Loaded] = {}
+        self._loaded: dict[tuple[str, str], Parts] = {}
         self._chains: dict[tuple[str, str], Chain] = {}
         index = bundle.index()
         head = index
@@ -123,20 +123,21 @@ class TrtSession:
             record, index, head, layers=self.config.num_layers, rank=self._rank
         )
 
-        layer, _ = self._plans["layer", "decode"]
+        layer, _ = self._plans["layer", "decode"][0]
         cache_bytes = {name: size_of(binding_of(layer, name)) for name in CACHES}
         kinds = ("embedding", "layer", "head")
         needed = {
             "weights": self.weights.nbytes,
             "caches": self.config.num_layers * sum(cache_bytes.values()),
             "activations": sum(
-                buffer_bytes(*(self._plans[kind, phase][0] for kind in kinds)) for phase in PHASES
+                buffer_bytes(*([graph for graph, _ in self._plans[kind, phase]] for kind in kinds))
+                for phase in PHASES
             ),
         }
         check_room(device, **needed)
         # How much memory a plan works in, only the plan says.
         needed["scratch"] = sum(
-            scratch_bytes(*(self._load(kind, phase)[1] for kind in kinds)) for phase in PHASES
+            scratch_bytes(*(self._load(kind, phase) for kind in kinds)) for phase in PHASES
         )
         check_room(device, **needed)
         # Before the weights: they take longer, and it may fail.
@@ -236,11 +237,13 @@ class TrtSession:
                 chain.write(first=np.array([self._rank * self._entries]))
         return self._chains[phase, head]
 
-    def _load(self, kind: str, phase: str) -> Loaded:
-        """Return a graph and the engine of its plan; loaded at the first use."""
+    def _load(self, kind: str, phase: str) -> Parts:
+        """Return a graph and the engine of its plan, of every part; loaded at the first use."""
         if (kind, phase) not in self._loaded:
-            graph, plan = self._plans[kind, phase]
-            engine = self._runtime.engine(plan)
-            check_engine(graph, engine, plan)
-            self._loaded[kind, phase] = graph, engine
+            parts = []
+            for graph, plan in self._plans[kind, phase]:
+                engine = self._runtime.engine(plan)
+                check_engine(graph, engine, plan)
+                parts.append((graph, engine))
+            self._loaded[kind, phase] = parts
         return self._loaded[kind, phase]

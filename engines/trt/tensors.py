@@ -8,13 +8,16 @@ import numpy as np
 from export_grok.engines.trt.record import Binding, GraphRecord
 from export_grok.weights import NUMPY_DTYPES
 
-__all__ = ["CACHES", "ELEMENTS", "binding_of", "size_of", "state_of"]
+__all__ = ["CACHES", "ELEMENTS", "PARTIAL", "SUM", "binding_of", "size_of", "state_of"]
 
 ELEMENTS: dict[str, np.dtype[Any]] = {str(name): dtype for name, dtype in NUMPY_DTYPES.items()}
 ELEMENTS["int64"] = np.dtype(np.int64)
 
 # Inputs of a layer that last from run to run.
 CACHES = ("k_cache", "v_cache")
+
+# Of parts: what is to be summed over ranks, and the sum. `engines.cut` calls them so.
+PARTIAL, SUM = "partial", "sum"
 
 
 def binding_of(graph: GraphRecord, name: str) -> Binding:

@@ -7,7 +7,7 @@ import click
 from click.core import ParameterSource
 
 from export_grok.commands.options import FOLDER, engine_options, graph_options
-from export_grok.config import EngineOptions, ExportOptions
+from export_grok.config import EngineOptions, ExportOptions, Sums
 
 __all__ = ["build_engine"]
 
@@ -40,6 +40,7 @@ def build_engine(
     chunk: int | None,
     max_length: int | None,
     gpu_memory: float | None,
+    sums: Sums,
     weights: str,
     **options: Any,
 ) -> None:
@@ -64,6 +65,7 @@ def build_engine(
             chunk=chunk,
             max_length=max_length,
             gpu_memory=gpu_memory,
+            sums=sums,
         ),
         options=ExportOptions(copy_weights=weights == "copy", **options),
     )

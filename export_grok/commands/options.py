@@ -7,7 +7,15 @@ from typing import Any, TypeVar
 
 import click
 
-from export_grok.config import DTYPES, GROK_1, HEAD_DTYPES, ExportOptions, GrokConfig
+from export_grok.config import (
+    DTYPES,
+    GROK_1,
+    HEAD_DTYPES,
+    SUMS,
+    EngineOptions,
+    ExportOptions,
+    GrokConfig,
+)
 from export_grok.errors import ConfigError
 
 __all__ = [
@@ -20,6 +28,7 @@ __all__ = [
     "layers_option",
     "plot_option",
     "threads_option",
+    "tp_option",
     "weights_root_option",
 ]
 
@@ -72,6 +81,11 @@ weights_root_option = click.option(
 threads_option = click.option(
     "--threads", type=click.IntRange(min=1), help="Threads to compute with. [default: all cores]"
 )
+tp_option = click.option(
+    "--tp",
+    type=click.IntRange(min=1),
+    help="Ranks that share the work: taken from the bundle; given, it must be that.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -91,6 +105,13 @@ def _architectures(
 def engine_options(command: Command) -> Command:
     """Add the options that are fixed when a TensorRT engine is built."""
     for option in (
+        click.option(
+            "--sums",
+            type=click.Choice(SUMS),
+            default=EngineOptions.sums,
+            show_default=True,
+            help="TensorRT: where ranks are summed, in the plans or by NCCL between plans.",
+        ),
         click.option(
             "--gpu-memory",
             type=float,

@@ -49,12 +49,14 @@ class Enqueue:
     Attributes:
         kind: of the graph.
         phase: of the graph.
+        part: of the graph.
         addresses: that were bound, by name.
     """
 
     kind: str
     phase: Phase
     addresses: Mapping[str, int]
+    part: int = 0
 
 
 @dataclass(kw_only=True)
@@ -179,13 +181,19 @@ class FakeRuntime:
     scratch: int = 1000
     change: Callable[[Binding], Binding | None] = lambda binding: binding
 
+    def __post_init__(self) -> None:
+        if self.group is not None:
+            self.group.hub.devices[self.group.rank] = self.device
+
     def engine(self, plan: Path) -> "FakeEngine":
         """Return the engine of a plan, of which only the name is looked at."""
         self.device.log.append("deserialise")
         (found,) = (row for row in self.record.plans if plan.match(row.file))
         assert found.sm == self.device.sm
         (graph,) = (
-            row for row in self.record.graphs if (row.kind, row.phase) == (found.kind, found.phase)
+            row
+            for row in self.record.graphs
+            if (row.kind, row.phase, row.part) == (found.kind, found.phase, found.part)
         )
         return FakeEngine(self, graph)
 
@@ -223,7 +231,11 @@ class FakeContext:
     def __init__(self, engine: FakeEngine) -> None:
         self._graph = engine.graph
         self._group = engine.runtime.group
-        self._sums = self._group is not None and engine.graph.kind in SUMMING
+        self._sums = (
+            self._group is not None
+            and engine.graph.kind in SUMMING
+            and engine.runtime.record.sums == "plan"
+        )
         self._joined: FakeGroup | None = None
         self._device = engine.runtime.device
         self._compute = engine.runtime.compute(engine.graph)
@@ -261,7 +273,12 @@ class FakeContext:
 
     def _run(self, addresses: Mapping[str, int]) -> None:
         self._device.runs.append(
-            Enqueue(kind=self._graph.kind, phase=self._graph.phase, addresses=addresses)
+            Enqueue(
+                kind=self._graph.kind,
+                phase=self._graph.phase,
+                addresses=addresses,
+                part=self._graph.part,
+            )
         )
         found = {
             name: self._device.at(addresses[name], size_of(row))

@@ -5,6 +5,7 @@ context that was not given the communicator. Of NCCL, its speed and its faults i
 """
 
 import ctypes
+import enum
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export_grok.engines.trt.communicator import CAPSULE
+from export_grok.engines.trt.tensors import ELEMENTS
 
 __all__ = ["FakeGroup", "Hub", "address_in", "all_reduce", "summing", "together"]
 
@@ -25,13 +27,22 @@ PATIENCE = 20
 T = TypeVar("T")
 
 
+class Dtypes(enum.IntEnum):
+    """As nccl4py numbers them."""
+
+    FLOAT16 = 6
+    FLOAT32 = 7
+    BFLOAT16 = 9
+
+
 class Hub:
     """Where the ranks of a test meet.
 
     Attributes:
         ranks: how many there are.
         calls: of each rank, what it said and called, in order.
-        nccl: a stub of `nccl.core` that sums by this hub.
+        nccl: a stub of `nccl.core`, and of its bindings, that sums by this hub.
+        devices: of each rank, in whose memory NCCL sums.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -39,6 +50,7 @@ class Hub:
         self.calls: list[list[str]] = [[] for _ in range(ranks)]
         self._barrier = threading.Barrier(ranks, timeout=PATIENCE)
         self._slots: list[Any] = [None] * ranks
+        self.devices: dict[int, Any] = {}
         self.nccl = SimpleNamespace(
             get_version=lambda: SimpleNamespace(
                 libnccl=SimpleNamespace(version=SimpleNamespace(release=(2, 30, 1)))
@@ -46,6 +58,9 @@ class Hub:
             get_unique_id=lambda: b"only rank 0 makes it",
             UniqueId=SimpleNamespace(from_bytes=bytes),
             Communicator=SimpleNamespace(init=self._init),
+            NcclDataType=Dtypes,
+            NcclRedOp=SimpleNamespace(SUM=0),
+            all_reduce=self._all_reduce,
         )
 
     def exchange(self, rank: int, value: Any) -> list[Any]:
@@ -65,6 +80,19 @@ class Hub:
         assert ranks == self.ranks
         assert self.exchange(rank, unique) == [b"only rank 0 makes it"] * ranks
         return SimpleNamespace(ptr=0x1000 + rank)
+
+    def _all_reduce(
+        self, send: int, receive: int, count: int, kind: int, op: int, comm: int, stream: int
+    ) -> None:
+        assert op == self.nccl.NcclRedOp.SUM
+        rank = comm - 0x1000
+        device, dtype = self.devices[rank], ELEMENTS[Dtypes(kind).name.lower()]
+        assert stream == device.stream
+        device.log.append("all_reduce")
+        mine = device.at(send, count * dtype.itemsize).view(dtype)
+        parts = self.exchange(rank, mine.copy())
+        total = device.at(receive, count * dtype.itemsize).view(dtype)
+        total[...] = sum(parts[1:], start=parts[0])
 
 
 class FakeGroup:

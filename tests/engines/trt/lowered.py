@@ -42,6 +42,7 @@ __all__ = [
     "normal",
     "part",
     "run",
+    "run_by",
     "run_changed",
     "stored",
     "template",
@@ -150,7 +151,7 @@ def run_changed(graph: Lowered, change: Callable[[ir.Model], None], feeds: Array
     """Run the graph of one rank with a fault planted in it."""
     model = lowered(graph).clone()
     change(model)
-    return _run_by(model, graph.dtype)(feeds)
+    return run_by(model, graph.dtype)(feeds)
 
 
 @functools.cache
@@ -174,10 +175,11 @@ def _runner(graph: Lowered) -> tuple[Callable[[Arrays], Arrays], Arrays]:
             rows.name = str(cache.name).replace("cache", "rows")
             rows.type = cache.type
             model.graph.outputs.append(rows)
-    return _run_by(model, graph.dtype), sums
+    return run_by(model, graph.dtype), sums
 
 
-def _run_by(model: ir.Model, dtype: Dtype) -> Callable[[Arrays], Arrays]:
+def run_by(model: ir.Model, dtype: Dtype) -> Callable[[Arrays], Arrays]:
+    """Return what runs a graph of a dtype: its outputs by name of its inputs by name."""
     names = [str(value.name) for value in model.graph.outputs]
     if dtype != "float32":
         evaluator = ReferenceEvaluator(ir.serde.serialize_model(model))

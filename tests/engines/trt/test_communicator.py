@@ -1,5 +1,6 @@
 """NCCL is asked for what its package has, in an order that never leaves a rank waiting unseen."""
 
+import importlib
 import inspect
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from export_grok.engines.trt import communicator as communicator_module
 from export_grok.engines.trt.communicator import CAPSULE, Communicator, capsule_of
 from export_grok.errors import ConfigError, MissingDependencyError, NumericsError
-from tests.engines.trt.fake_ranks import FakeGroup, Hub, address_in, together
+from tests.engines.trt.fake_ranks import Dtypes, FakeGroup, Hub, address_in, together
 
 
 @pytest.fixture
@@ -126,6 +127,12 @@ def test_everything_that_is_called_is_in_the_package() -> None:
     assert "libnccl" in inspect.signature(nccl.VersionInfo).parameters
     empty = nccl.get_unique_id(empty=True)
     words = bytes(range(128))
+    bindings = importlib.import_module("nccl.bindings.nccl")
+    said = " ".join(str(bindings.all_reduce.__doc__).split())
+    assert said.startswith("all_reduce(intptr_t sendbuff, intptr_t recvbuff, size_t count,"), said
+    for dtype in Dtypes:
+        assert nccl.NcclDataType[dtype.name] == dtype
+    assert nccl.NcclRedOp.SUM == 0
     assert len(bytes(empty)) == len(words)
     assert bytes(nccl.UniqueId.from_bytes(words)) == words
 

@@ -54,9 +54,10 @@ class Ranks:
     def __init__(self, name: str, folder: Path, ranks: int, **asked: Any) -> None:
         golden = load_golden(name)
         int8_head = asked.pop("int8_head", False)
+        record, compute = asked.pop("record", None), asked.pop("compute", None)
         sizes = Sizes(tensor_parallel=ranks, **{"batch": 2, "chunk": 7, "max_length": 48} | asked)
         head: HeadDtype = "int8" if int8_head else "float32"
-        self.record = record_for(golden.config, sizes, head=head)
+        self.record = record or record_for(golden.config, sizes, head=head)
         bundle = bundle_with(self.record, name, folder, int8_head=int8_head)
         self.config: GrokConfig = golden.config
         self.batch, self.max_length = sizes.batch, sizes.max_length
@@ -74,7 +75,7 @@ class Ranks:
                 runtime=FakeRuntime(
                     device=device,
                     record=self.record,
-                    compute=torch_model(golden.config, "float32", rank, ranks),
+                    compute=compute or torch_model(golden.config, "float32", rank, ranks),
                     group=group,
                 ),
                 group=group,
