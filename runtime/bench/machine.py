@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from export_grok.runtime.ranks.watch import activity
+from export_grok.runtime.ranks.worker import PROGRAM
 
 __all__ = ["PeakMemory", "cache_bytes", "cores", "pages_from_disk", "process_time"]
 
@@ -94,10 +95,10 @@ def process_time() -> float:
 
 
 def _ranks() -> list[int]:
-    """Return the processes that this one started: in a benchmark they are the ranks."""
-    return [
-        int(pid) for path in (PROC / "self/task").glob("*/children") for pid in _text(path).split()
-    ]
+    """Return the ranks among the processes that this one started."""
+    children = (PROC / "self/task").glob("*/children")
+    pids = [int(pid) for path in children for pid in _text(path).split()]
+    return [pid for pid in pids if PROGRAM in _text(PROC / str(pid) / "cmdline").split("\0")]
 
 
 def _cpus() -> list[int]:

@@ -10,7 +10,7 @@ import threading
 
 from export_grok.runtime.ranks.channel import channel_pair
 
-__all__ = ["Worker"]
+__all__ = ["PROGRAM", "Worker"]
 
 logger = logging.getLogger(__name__)
 

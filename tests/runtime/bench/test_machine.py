@@ -16,6 +16,7 @@ from export_grok.runtime.bench import ceiling
 from export_grok.runtime.bench import machine as bench_machine
 from export_grok.runtime.bench.ceiling import Ceiling, Reading
 from export_grok.runtime.bench.machine import PeakMemory, cache_bytes, cores
+from export_grok.runtime.ranks.worker import PROGRAM
 from tests.conftest import Golden, load_golden
 
 Read = Callable[[Any], None]
@@ -189,21 +190,24 @@ def test_threads_of_one_core_and_caches_that_are_shared_count_once(
     assert (cores(), cache_bytes()) == (2, 2 << 20)
 
 
-def test_what_ranks_take_counts_as_the_engine_s() -> None:
+@pytest.mark.parametrize("name", [PROGRAM, "another"])
+def test_what_ranks_take_counts_as_the_engine_s_and_what_others_take_does_not(name: str) -> None:
     hungry = (
         "import sys, time; held = b'x' * (64 << 20); print(len(held), flush=True); time.sleep(60)"
     )
     with PeakMemory() as alone:
         pass
-    before = bench_machine.process_time()
-    with subprocess.Popen([sys.executable, "-c", hungry], stdout=subprocess.PIPE) as rank:
-        assert rank.stdout is not None
-        rank.stdout.readline()
+    command = [sys.executable, "-c", hungry, name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        counted = process.pid in bench_machine._ranks()
         with PeakMemory() as both:
             pass
-        taken = bench_machine.process_time() - before
-        rank.kill()
+        together, own = bench_machine.process_time(), time.process_time()
+        process.kill()
     assert alone.private is not None
     assert both.private is not None
-    assert both.private - alone.private > 32 << 20
-    assert taken > 0
+    assert counted == (name == PROGRAM)
+    assert counted or together <= own  # ticks of a rank may round to none
+    assert (both.private - alone.private > 32 << 20) == counted
