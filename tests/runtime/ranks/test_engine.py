@@ -13,6 +13,7 @@ from export_grok.engines.backend import Session
 from export_grok.engines.pipeline import engine_from_source
 from export_grok.export import graph_folder
 from export_grok.export.demo import write_demo_checkpoint
+from export_grok.plugins.kernels import native_kernels
 from export_grok.runtime.decode import Request, decode, teacher_forced
 from export_grok.runtime.open import open_session
 from tests.bundles import BundleOf, bundle_of, traced
@@ -31,7 +32,9 @@ RANKS = [
     ("deep13", 8),
     ("demo", 2),
 ]
-SAME = 1e-5  # between numbers of ranks: sums of other lengths
+# Between numbers of ranks, of the largest logit: sums of other lengths. Built-in kernels leave out
+# a part of the largest activation of a group, and groups are others.
+SAME = {"native": 1e-5, "builtin": 1e-4}
 STEPS = 32
 
 RankedOf = Callable[[str, int], Bundle]
@@ -94,7 +97,8 @@ def test_ranks_are_one_process_in_logits_and_in_greedy_tokens(
         with open_session(bundle, batch=3, max_length=longest + steps) as session:
             said.append(answers(session, name, steps))
     assert len(started) == 2 * ranks
-    assert np.abs(logits[0] - logits[1]).max() <= SAME * max(1.0, np.abs(logits[0]).max())
+    same = SAME["native" if native_kernels().library else "builtin"]
+    assert np.abs(logits[0] - logits[1]).max() <= same * max(1.0, np.abs(logits[0]).max())
     assert said[0] == said[1]
     assert all(len(row) == steps for row in said[0])
 
