@@ -8,10 +8,9 @@ After `export-grok build-engine CHECKPOINT --out BUNDLE --tp 8`:
 from pathlib import Path
 
 import click
-import numpy as np
 
 from export_grok.artifacts import open_bundle
-from export_grok.export.partition import cut_axis
+from export_grok.export.partition import cut_axis, part_of
 from export_grok.weights import WeightIndex, WeightReader
 
 
@@ -31,11 +30,10 @@ def shards(folder: Path) -> None:
     ]
     compared = wrong = 0
     for weight in source:
-        stem = weight.name.split(".", 2)[-1] if weight.name.startswith("layers.") else weight.name
-        axis = cut_axis(stem, weight.shape, rank)
+        axis = cut_axis(weight.name, weight.shape, rank)
         whole = WeightReader(source.root).read(weight)  # mapped, and dropped again with it
-        pieces = [whole] * ranks if axis is None else np.split(whole, ranks, axis=axis)
-        for part, piece in zip(parts, pieces, strict=True):
+        for number, part in enumerate(parts):
+            piece = part_of(whole, axis, number, ranks)
             found = WeightReader(part.root).read(part[weight.name])
             compared += found.nbytes
             if found.tobytes() != piece.tobytes():

@@ -6,9 +6,13 @@ cut between groups of scales. The table of the vocabulary is cut by its entries,
 head alike, since they are one tensor.
 """
 
+from typing import Any
+
+from numpy.typing import NDArray
+
 from export_grok.config import RankConfig
 
-__all__ = ["cut_axis", "share"]
+__all__ = ["cut_axis", "part_of", "share"]
 
 _BY_COLUMNS = ("attention.query", "attention.key", "attention.value", "experts.gate", "experts.up")
 _BY_ROWS = ("attention.out", "experts.down")
@@ -19,7 +23,7 @@ def cut_axis(name: str, shape: tuple[int, ...], rank: RankConfig) -> int | None:
     """Return the axis that ranks share evenly, rank r having the r-th part.
 
     Args:
-        name: of the tensor in the weight index, less `layers.N.`.
+        name: of the tensor in the weight index; `layers.N.` may be left away.
         shape: of the whole.
         rank: any one.
 
@@ -28,6 +32,8 @@ def cut_axis(name: str, shape: tuple[int, ...], rank: RankConfig) -> int | None:
     """
     if rank.tensor_parallel == 1:
         return None
+    if name.startswith("layers."):
+        name = name.split(".", 2)[2]
     if name in _BY_ENTRY:
         return _BY_ENTRY[name]
     matrix, _, part = name.rpartition(".")
@@ -44,3 +50,11 @@ def share(shape: tuple[int, ...], axis: int | None, ranks: int) -> tuple[int, ..
     return tuple(
         length // ranks if axis == place else length for place, length in enumerate(shape)
     )
+
+
+def part_of(whole: NDArray[Any], axis: int | None, rank: int, ranks: int) -> NDArray[Any]:
+    """Return one rank's part of a tensor, a view; the whole if it is not cut."""
+    if axis is None:
+        return whole
+    length = whole.shape[axis] // ranks
+    return whole[(slice(None),) * axis + (slice(rank * length, (rank + 1) * length),)]

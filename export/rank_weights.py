@@ -20,7 +20,7 @@ from export_grok.artifacts import WEIGHT_INDEX, rank_folder
 from export_grok.config import GrokConfig
 from export_grok.errors import CheckpointError
 from export_grok.export.parameters import Parameter, head_parameters
-from export_grok.export.partition import cut_axis, share
+from export_grok.export.partition import cut_axis, part_of, share
 from export_grok.export.store import store_files
 from export_grok.files import atomic_file, output_errors
 from export_grok.weights import Weight, WeightIndex, WeightReader
@@ -55,7 +55,7 @@ def rank_index(
         end = 0
         for name, parameter in parameters.items():
             faults += _faults(parameter, _whole(name, index, head), ranks)
-            axis = cut_axis(_in_layer(name), parameter.shape, rank)
+            axis = cut_axis(name, parameter.shape, rank)
             groups = parameter.groups
             if groups is not None and axis == len(parameter.shape) - 2:
                 groups = rank.row_parallel_scale_groups
@@ -152,7 +152,7 @@ def part_blocks(
         CheckpointError: its file cannot be read to its end.
     """
     whole = index[name]
-    axis = cut_axis(_in_layer(name), whole.shape, config.for_rank(ranks))
+    axis = cut_axis(name, whole.shape, config.for_rank(ranks))
     yield from _blocks(index.root, whole, axis, ranks, rank)
 
 
@@ -165,11 +165,7 @@ def _blocks(
             yield from _blocks(root, weight.block(expert), inner, ranks, rank)
         return
     # A reader of its own for each matrix: what it has mapped leaves memory with it.
-    part = WeightReader(root).read(weight)
-    if axis is not None:
-        length = weight.shape[axis] // ranks
-        mine = slice(rank * length, (rank + 1) * length)
-        part = part[mine] if axis == 0 else part[:, mine]
+    part = part_of(WeightReader(root).read(weight), axis, rank, ranks)
     rows = max(1, BLOCK_BYTES // part[:1].nbytes)
     for first in range(0, len(part), rows):
         yield np.ascontiguousarray(part[first : first + rows])
@@ -206,11 +202,6 @@ def _faults(parameter: Parameter, whole: Weight | None, ranks: int) -> list[str]
             f"{ranks} ranks share {parameter.dtype} {list(parameter.shape)}"
         ]
     return []
-
-
-def _in_layer(name: str) -> str:
-    """Return a name less `layers.N.`."""
-    return name.split(".", 2)[2] if name.startswith("layers.") else name
 
 
 def _has_length(path: Path, length: int) -> bool:

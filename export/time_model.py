@@ -156,9 +156,9 @@ def rank_bytes(parameters: Iterable[Parameter], rank: RankConfig, table: Dtype) 
     """
     total = 0
     for parameter in parameters:
-        name = parameter.name.removeprefix("layers.0.")
-        shape = share(parameter.shape, cut_axis(name, parameter.shape, rank), rank.tensor_parallel)
-        dtype = table if name == TABLE else parameter.dtype
+        axis = cut_axis(parameter.name, parameter.shape, rank)
+        shape = share(parameter.shape, axis, rank.tensor_parallel)
+        dtype = table if parameter.name == TABLE else parameter.dtype
         total += math.prod(shape) * NUMPY_DTYPES[dtype].itemsize
     return total
 

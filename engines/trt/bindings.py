@@ -47,7 +47,7 @@ def bindings_of(
         parameter: Parameter | None = parameters.get(name)
         if parameter is None:
             raise BuildError(f"input {value.name} of graph {kind!r} is neither port nor weight")
-        cut = cut_axis(name.removeprefix("layers.0."), parameter.shape, rank)
+        cut = cut_axis(name, parameter.shape, rank)
         wanted = share(parameter.shape, cut, tensor_parallel)
         if _shape(value) != wanted:
             raise BuildError(f"{name} has shape {_shape(value)}; a rank's part has {wanted}")

@@ -23,6 +23,7 @@ from export_grok.engines.trt.record import Binding, GraphRecord, TrtRecord
 from export_grok.engines.trt.tensors import ELEMENTS
 from export_grok.errors import BundleError
 from export_grok.export.contract import weight_prefix
+from export_grok.export.partition import part_of
 from export_grok.progress import progress_bar
 from export_grok.weights import Weight, WeightIndex, WeightReader
 
@@ -56,13 +57,6 @@ class Share:
     def nbytes(self) -> int:
         """Length on the device."""
         return math.prod(self.shape) * ELEMENTS[self.dtype].itemsize
-
-    def part(self, whole: NDArray[Any], rank: int) -> NDArray[Any]:
-        """Return rank's part of the tensor, a view."""
-        if self.cut is None:
-            return whole
-        length = self.shape[self.cut]
-        return whole[(slice(None),) * self.cut + (slice(rank * length, (rank + 1) * length),)]
 
 
 class RankWeights:
@@ -141,7 +135,7 @@ class RankWeights:
         with progress_bar("loading weights", self.nbytes, unit="bytes") as advance:
             for share in dict.fromkeys(self._shares.values()):
                 reader = readers.setdefault(share.root, WeightReader(share.root))
-                part = share.part(reader.read(share.weight), self._rank)
+                part = part_of(reader.read(share.weight), share.cut, self._rank, self._ranks)
                 address = self._addresses[share] = device.allocate(share.nbytes)
                 dtype = ELEMENTS[share.dtype]
                 for block in _blocks(part, staging // dtype.itemsize):

@@ -18,6 +18,7 @@ from export_grok.engines.trt.tensors import ELEMENTS
 from export_grok.engines.trt.weights import RankWeights, Share, _blocks
 from export_grok.errors import BundleError, CheckpointError
 from export_grok.export.contract import GraphKind, weight_prefix
+from export_grok.export.partition import part_of
 from export_grok.weights import Weight, WeightIndex, WeightReader
 from tests.conftest import Golden, load_golden
 from tests.engines.trt.fake_device import FakeDevice
@@ -257,5 +258,5 @@ def test_a_share_of_the_whole_is_the_whole() -> None:
     share = Share(
         root=golden.index.root, weight=weight, cut=None, shape=weight.shape, dtype="float32"
     )
-    assert share.part(whole, 0) is whole
+    assert part_of(whole, share.cut, 0, 1) is whole
     assert share.nbytes == whole.nbytes
