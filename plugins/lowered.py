@@ -13,6 +13,7 @@ __all__ = [
     "NotLowered",
     "attribute",
     "constant",
+    "dtype_of",
     "fixed_shape",
     "reshaped",
     "slice_weight",
@@ -103,6 +104,13 @@ def fixed_shape(value: ir.Value | None) -> tuple[int, ...]:
         name = None if value is None else value.name
         raise NotLowered(f"{name} has shape {shape}; TensorRT's plugins take fixed shapes")
     return tuple(int(axis) for axis in shape)  # type: ignore[arg-type]  # all are
+
+
+def dtype_of(value: ir.Value | None) -> ir.DataType:
+    """Return the dtype of a value; every one of a template has one."""
+    if value is None or value.dtype is None:
+        raise AssertionError("every value of a template has a dtype")
+    return value.dtype
 
 
 def reshaped(

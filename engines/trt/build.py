@@ -109,10 +109,11 @@ def build_plans(graphs: Bundle, options: EngineOptions, flavour: Flavour) -> Bun
     plugged = not flavour.any_gpu  # a package that builds for any GPU has no plugins
     kernels = kernel_hashes(static, sms[0]) if plugged else {}
     plans = _planned(static, sms, flavour, kernels)
+    graphs_only = _without_engine(old)
     with output_errors(out / FOLDER):
         (out / FOLDER).mkdir(exist_ok=True)
     if old.backend is not None:
-        write_manifest(out, _without_engine(old))  # till the last plan is there, these are graphs
+        write_manifest(out, graphs_only)  # till the last plan is there, these are graphs
     for graph in static:
         write_graph(graph.model, out / graph.record.file)
     if plugged:
@@ -135,12 +136,11 @@ def build_plans(graphs: Bundle, options: EngineOptions, flavour: Flavour) -> Bun
     nodes: Counter[str] = sum((Counter(graph.record.nodes) for graph in static), Counter())
     with output_errors(out):
         manifest = dataclasses.replace(
-            _without_engine(old),
+            graphs_only,
             kind="engine",
             backend=flavour.backend,
             versions=made_by,
-            files=_without_engine(old).files
-            | {name: record_of(out / name) for name in record.files},
+            files=graphs_only.files | {name: record_of(out / name) for name in record.files},
             lowering={
                 op_type: {"lowered": count if plugged else 0, "function": 0 if plugged else count}
                 for op_type, count in sorted(nodes.items())

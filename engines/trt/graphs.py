@@ -1,5 +1,6 @@
 """The graphs that plans are built from: one of every kind for each phase, with its record."""
 
+import functools
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
@@ -100,6 +101,7 @@ def kernel_hashes(graphs: Sequence[StaticGraph], sm: int) -> dict[str, str]:
     }
 
 
+@functools.cache
 def recipe() -> str:
     """Return the hash of all of ours that graphs and kernels are made by."""
     modules = [__name__, "export_grok.export.trace"]

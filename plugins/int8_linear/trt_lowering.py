@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_ir.tape import Tape
 
 from export_grok.plugins.int8_linear.trt_plugin import product_parts
-from export_grok.plugins.lowered import constant, fixed_shape, reshaped
+from export_grok.plugins.lowered import constant, dtype_of, fixed_shape, reshaped
 from export_grok.plugins.plugin_graph import plugin_node
 
 __all__ = ["FEW_ROWS", "lower", "matrix"]
@@ -31,13 +31,13 @@ def lower(node: ir.Node, graph: ir.Graph, tape: Tape) -> list[ir.Value]:
     lead, (rows, columns) = fixed_shape(x)[:-1], fixed_shape(weight)
     n = math.prod(lead)
     if n > FEW_ROWS:
-        return [tape.op("MatMul", [x, matrix(tape, weight, scales, dtype=_dtype(x))])]
+        return [tape.op("MatMul", [x, matrix(tape, weight, scales, dtype=dtype_of(x))])]
     flat = reshaped(graph, tape, x, (n, rows))
     parts = product_parts(rows, columns, n)
     (partial,) = plugin_node(tape, "GrokInt8Product", [flat, weight, scales], {"parts": parts})
     first_axis = constant(graph, "first_axis", np.array([0]))
     total = tape.op("ReduceSum", [partial, first_axis], {"keepdims": 0})
-    y = tape.op("Cast", [total], {"to": _dtype(x)})
+    y = tape.op("Cast", [total], {"to": dtype_of(x)})
     return [reshaped(graph, tape, y, (*lead, columns))]
 
 
@@ -53,9 +53,3 @@ def matrix(
     attributes: dict[str, int | float] = {"expert": expert, "to": int(dtype)}
     (made,) = plugin_node(tape, "GrokInt8Matrix", [weight, scales], attributes)
     return made
-
-
-def _dtype(x: ir.Value | None) -> ir.DataType:
-    if x is None or x.dtype is None:
-        raise AssertionError("every value of a template has a dtype")
-    return x.dtype

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_ir.tape import Tape
 
 from export_grok.plugins.int8_linear.trt_lowering import FEW_ROWS, matrix
-from export_grok.plugins.lowered import constant, fixed_shape, reshaped
+from export_grok.plugins.lowered import constant, dtype_of, fixed_shape, reshaped
 from export_grok.plugins.moe_experts.trt_plugin import down_parts
 from export_grok.plugins.plugin_graph import plugin_node
 
@@ -33,12 +33,9 @@ def lower(node: ir.Node, graph: ir.Graph, tape: Tape) -> list[ir.Value]:
     choices = fixed_shape(experts)[-1]
     tokens = reshaped(graph, tape, x, (n, width))
     gates, experts = (reshaped(graph, tape, value, (n, choices)) for value in (gates, experts))
-    few = n <= FEW_ROWS
-    make = _chosen if few else _one_by_one
+    make = _chosen if n <= FEW_ROWS else _one_by_one
     total = make(node, graph, tape, tokens, gates, experts)
-    if x is None or x.dtype is None:
-        raise AssertionError("every value of a template has a dtype")
-    y = tape.op("Cast", [total], {"to": x.dtype})
+    y = tape.op("Cast", [total], {"to": dtype_of(x)})
     return [reshaped(graph, tape, y, shape)]
 
 
@@ -72,8 +69,7 @@ def _one_by_one(
 ) -> ir.Value:
     """Return float32 [n, M]: the sum of what every expert makes of all tokens, weighted."""
     x, _, _, gate_weight, gate_scales, up_weight, up_scales, down_weight, down_scales = node.inputs
-    if x is None or x.dtype is None:
-        raise AssertionError("every value of a template has a dtype")
+    dtype = dtype_of(x)
     zero = constant(graph, "zero_weight", np.array(0.0, np.float32))
     last_axis = constant(graph, "last_axis", np.array([-1]))
     weights = tape.op("Cast", [gates], FLOAT)
@@ -82,7 +78,7 @@ def _one_by_one(
         gate, up = (
             tape.op(
                 "Cast",
-                [tape.op("MatMul", [tokens, matrix(tape, w, s, dtype=x.dtype, expert=expert)])],
+                [tape.op("MatMul", [tokens, matrix(tape, w, s, dtype=dtype, expert=expert)])],
                 FLOAT,
             )
             for w, s in ((gate_weight, gate_scales), (up_weight, up_scales))

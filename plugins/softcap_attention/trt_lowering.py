@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.tape import Tape
 
-from export_grok.plugins.lowered import attribute, constant, fixed_shape, reshaped
+from export_grok.plugins.lowered import attribute, constant, dtype_of, fixed_shape, reshaped
 from export_grok.plugins.plugin_graph import plugin_node
 from export_grok.plugins.softcap_attention.trt_plugin import attention_parts
 
@@ -66,7 +66,7 @@ def _one_token(node: ir.Node, tape: Tape, k_out: ir.Value, v_out: ir.Value) -> i
     }
     inputs = [query, k_out, v_out, start]
     parts = plugin_node(tape, "GrokAttentionSplit", inputs, attributes)
-    (y,) = plugin_node(tape, "GrokAttentionCombine", parts, {"to": int(_dtype(query))})
+    (y,) = plugin_node(tape, "GrokAttentionCombine", parts, {"to": int(dtype_of(query))})
     return _like(y, query)
 
 
@@ -78,7 +78,7 @@ def _many_tokens(
     The queries of one key/value head stand together: row s*G + g of [S*G] is of token s.
     """
     query, start = node.inputs[0], node.inputs[5]
-    dtype = {"to": _dtype(query)}
+    dtype = {"to": dtype_of(query)}
     batch, tokens, width = fixed_shape(query)
     _, heads, slots, size = fixed_shape(k_out)
     group = width // (heads * size)
@@ -128,11 +128,5 @@ def _column(graph: ir.Graph, tape: Tape, end: int) -> ir.Value:
 
 def _like(value: ir.Value, other: ir.Value | None) -> ir.Value:
     """Give a value the dtype and shape of another: a tape infers neither."""
-    value.type, value.shape = ir.TensorType(_dtype(other)), ir.Shape(fixed_shape(other))
+    value.type, value.shape = ir.TensorType(dtype_of(other)), ir.Shape(fixed_shape(other))
     return value
-
-
-def _dtype(value: ir.Value | None) -> ir.DataType:
-    if value is None or value.dtype is None:
-        raise AssertionError("every value of a template has a dtype")
-    return value.dtype

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export_grok.artifacts import MANIFEST, Bundle
+from export_grok.engines.backend import Session
 from export_grok.engines.group import Group
 from export_grok.errors import ExportGrokError
 from export_grok.files import read_json
@@ -27,32 +28,17 @@ from export_grok.runtime.ranks.channel import LONGEST_TEXT, Channel, Message
 from export_grok.runtime.ranks.group import RankGroup
 from export_grok.runtime.ranks.memory import GroupSizes, RankMemory
 
-__all__ = ["RankSession", "main"]
+__all__ = ["main"]
 
 PR_SET_PDEATHSIG = 1
 
 
-class RankSession(Protocol):
-    """What a backend opens for one rank: a session whose logits are this rank's share."""
-
-    def forward(
-        self,
-        tokens: NDArray[np.int64],
-        start: NDArray[np.int64],
-        last: NDArray[np.int64] | None,
-    ) -> NDArray[np.float32] | None:
-        """Return [B, V / ranks], or None; see `engines.backend.Session`."""
-
-    def forward_all(
-        self, tokens: NDArray[np.int64], start: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
-        """Return [B, S, V / ranks]."""
-
-
 class _Opener(Protocol):
+    """Opens a session for one rank: its logits are this rank's share of the vocabulary."""
+
     def __call__(
         self, bundle: Bundle, group: Group, *, batch: int, max_length: int, threads: int
-    ) -> RankSession: ...
+    ) -> Session: ...
 
 
 def main() -> None:
@@ -88,7 +74,7 @@ def _serve(channel: Channel, memory_file: int) -> None:
         channel.send({"say": "done", "shape": None if logits is None else list(logits.shape)})
 
 
-def _open(spec: Message, group: Group) -> RankSession:
+def _open(spec: Message, group: Group) -> Session:
     folder = Path(spec["folder"])
     # Its files were held to the manifest by the parent.
     manifest = Manifest.from_dict(read_json(folder / MANIFEST), source=folder / MANIFEST)
@@ -104,7 +90,7 @@ def _open(spec: Message, group: Group) -> RankSession:
     )
 
 
-def _run(session: RankSession, memory: RankMemory, command: Message) -> NDArray[np.float32] | None:
+def _run(session: Session, memory: RankMemory, command: Message) -> NDArray[np.float32] | None:
     tokens = memory.tokens(tuple(command["shape"]))
     start = np.array(command["start"], np.int64)
     if command["all"]:
