@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from export_grok import engines
 from export_grok.artifacts import Bundle
 from export_grok.config import Dtype, EngineOptions, GrokConfig, HeadDtype
+from export_grok.engines.probe import Probe
 from export_grok.errors import ConfigError
 
 __all__ = [
@@ -21,6 +22,9 @@ __all__ = [
     "builder",
     "check_options",
     "engine_summary",
+    "open_functions",
+    "open_interpreter",
+    "open_probe",
     "open_session",
 ]
 
@@ -155,6 +159,49 @@ def open_session(
         raise ConfigError(f"threads is {threads}; it must be 1 or more")
     opener = cast(_Opener, _part(str(bundle.manifest.backend), "session").open_engine)
     return opener(bundle, batch=batch, max_length=max_length, threads=threads)
+
+
+def open_probe(bundle: Bundle, *, threads: int | None = None) -> Probe:
+    """Return what runs the graphs of a bundle's engine one at a time.
+
+    Args:
+        bundle: with an engine.
+        threads: to compute with; as many as there are cores by default.
+
+    Raises:
+        BundleError: the manifest does not say what the engine is.
+        ConfigError: there is no such backend.
+        MissingDependencyError: a package, or a GPU, is missing.
+    """
+    probe: Probe = _part(str(bundle.manifest.backend), "probe").open_probe(bundle, threads=threads)
+    return probe
+
+
+def open_functions(bundle: Bundle, *, threads: int | None = None) -> Probe:
+    """Return what runs the graphs of a bundle on a CPU by the function bodies of their ops.
+
+    Raises:
+        ConfigError: the graphs are of a dtype that a CPU has no kernels for.
+    """
+    probe: Probe = _part("ort", "probe").open_functions(bundle, threads=threads)
+    return probe
+
+
+def open_interpreter(bundle: Bundle, *, threads: int | None = None) -> Probe:
+    """Return what runs on a CPU the graphs that the plans of a bundle are built from, in float32.
+
+    Raises:
+        BundleError: the graphs were made by another version of the program.
+        ConfigError: the engine has no plans, and runs on a CPU itself.
+        MissingDependencyError: torch is not installed.
+    """
+    name = str(bundle.manifest.backend)
+    if name == "ort":
+        raise ConfigError(
+            f"the {name} engine in {bundle.folder} runs here: leave --interpret away"
+        )
+    probe: Probe = _part(name, "interpreter").open_interpreter(bundle, threads=threads)
+    return probe
 
 
 def _part(name: str, file: str) -> ModuleType:

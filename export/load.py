@@ -10,10 +10,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from export_grok.config import Dtype, GrokConfig
-from export_grok.export.model import DecoderLayer, Grok1
+from export_grok.export.model import DecoderLayer, Embedding, Grok1, Head
 from export_grok.weights import Weight, WeightIndex, WeightReader
 
-__all__ = ["layer_from_index", "model_from_index", "tensor_from_array"]
+__all__ = [
+    "embedding_from_index",
+    "head_from_index",
+    "layer_from_index",
+    "model_from_index",
+    "tensor_from_array",
+]
 
 
 def tensor_from_array(array: NDArray[Any]) -> Tensor:
@@ -42,6 +48,30 @@ def layer_from_index(config: GrokConfig, index: WeightIndex, layer: int) -> Deco
     with torch.device("meta"):
         module = DecoderLayer(config)
     _fill(module, index.below(f"layers.{layer}."), index)
+    return module.eval()
+
+
+def embedding_from_index(config: GrokConfig, index: WeightIndex, dtype: Dtype) -> Embedding:
+    """Return the embedding; its weights are views of the index's files."""
+    with torch.device("meta"):
+        module = Embedding(config, dtype)
+    _fill(module, index.below("embedding."), index)
+    return module.eval()
+
+
+def head_from_index(config: GrokConfig, index: WeightIndex, dtype: Dtype) -> Head:
+    """Return the head; its weights are views of the index's files.
+
+    Args:
+        config: of the model.
+        index: of the model, or of an int8 head (`export.head.head_index`).
+        dtype: of the hidden states.
+    """
+    int8 = "unembedding.weight" in index.weights
+    with torch.device("meta"):
+        module = Head(config, dtype, None if int8 else Embedding(config, dtype))
+    wanted = dict(module.named_buffers())
+    _fill(module, {name: index[name] for name in wanted}, index)
     return module.eval()
 
 

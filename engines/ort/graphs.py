@@ -15,14 +15,23 @@ __all__ = ["Array", "bound", "head_options", "load_graph", "session_options"]
 Array = NDArray[np.float32] | NDArray[np.int64]
 
 
-def load_graph(path: Path, options: ort.SessionOptions) -> ort.InferenceSession:
+def load_graph(
+    path: Path, options: ort.SessionOptions, *, content: bytes | None = None
+) -> ort.InferenceSession:
     """Return the graph in a file, ready to run.
+
+    Args:
+        path: of the file.
+        options: to load it with.
+        content: to take in place of the file's.
 
     Raises:
         BundleError: it does not load.
     """
     try:
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(
+            content or str(path), options, providers=["CPUExecutionProvider"]
+        )
     except Exception as error:  # ONNX Runtime has no common base for its errors
         raise BundleError(
             f"{path} does not load in ONNX Runtime {ort.__version__}: {error}"

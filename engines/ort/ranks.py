@@ -7,6 +7,7 @@ longer than the group keeps it.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
@@ -25,7 +26,7 @@ from export_grok.engines.ort.session import CachedSession
 from export_grok.errors import ConfigError
 from export_grok.progress import progress_bar
 
-__all__ = ["RankSession", "open_rank"]
+__all__ = ["RankSession", "open_rank", "part_files"]
 
 # The parts of a layer, for the error that names a rank at the sum behind one.
 _LAYER_PARTS = ("attention", "experts", "end")
@@ -54,6 +55,26 @@ def open_rank(
             f"build it again with --tp {group.ranks}"
         )
     return RankSession(bundle, group, batch=batch, max_length=max_length, threads=threads)
+
+
+def part_files(
+    bundle: Bundle, kind: str, layer: int | None = None, *, lowered: bool
+) -> list[Path]:
+    """Return the files of all parts of a graph, in order.
+
+    Args:
+        bundle: of ranks.
+        kind: of the graph.
+        layer: its number, if it is one of a layer.
+        lowered: for the kernels built into ONNX Runtime, not the native ones.
+    """
+    files: list[Path] = []
+    while True:
+        variant = f"{len(files)}.ort" if lowered else f"{len(files)}"
+        name = f"{RANK_GRAPHS}/{graph_file(kind, layer, variant=variant)}"
+        if files and name not in bundle.manifest.files:
+            return files
+        files.append(bundle.folder / name)
 
 
 class RankSession(CachedSession):
@@ -101,13 +122,9 @@ class RankSession(CachedSession):
         self, kind: str, options: ort.SessionOptions, layer: int | None = None
     ) -> list[ort.InferenceSession]:
         """Return all parts of a graph."""
-        parts: list[ort.InferenceSession] = []
-        while True:
-            variant = f"{len(parts)}" if self.kernels.library else f"{len(parts)}.ort"
-            name = f"{RANK_GRAPHS}/{graph_file(kind, layer, variant=variant)}"
-            if parts and name not in self._bundle.manifest.files:
-                return parts
-            parts.append(load_graph(self._bundle.folder / name, options))
+        lowered = self.kernels.library is None
+        files = part_files(self._bundle, kind, layer, lowered=lowered)
+        return [load_graph(file, options) for file in files]
 
 
 @dataclass(frozen=True, kw_only=True)

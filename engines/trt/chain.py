@@ -23,7 +23,7 @@ from export_grok.engines.trt.record import GraphRecord
 from export_grok.engines.trt.tensors import CACHES, PARTIAL, SUM, binding_of, size_of, state_of
 from export_grok.engines.trt.weights import RankWeights
 
-__all__ = ["Cache", "Chain", "Parts", "buffer_bytes", "scratch_bytes"]
+__all__ = ["Cache", "Chain", "Parts", "Step", "buffer_bytes", "scratch_bytes"]
 
 # Addresses of a layer's cache, by the names of the graph's inputs.
 Cache = Mapping[str, int]
@@ -81,7 +81,7 @@ class Chain:
         self._inputs: dict[str, tuple[int, tuple[int, ...]]] = {}
         hidden = binding_of(layer[0][0], "h")
         streams = [device.allocate(size_of(hidden)) for _ in range(2)]
-        self._steps: list[_Step] = []
+        self._steps: list[Step] = []
 
         own = {"tokens": self._input(embedding, "tokens"), "h": streams[0]}
         if communicator is not None:
@@ -199,32 +199,26 @@ class Chain:
                         PARTIAL: sums[place % len(sums)],
                         SUM: sums[(place - 1) % len(sums)],
                     }
-                found = weights.addresses(graph, number)
-                self._steps.append(self._step(contexts[place], graph, own, found))
+                found = {**own, **weights.addresses(graph, number)}
+                self._steps.append(
+                    Step(contexts[place], graph, found, sums=self._sum_behind(graph, found))
+                )
 
-    def _step(
-        self,
-        context: Context,
-        graph: GraphRecord,
-        own: Mapping[str, int],
-        weights: Mapping[str, int],
-    ) -> "_Step":
-        """Return the enqueue of a context, and of the sum behind it if there is one."""
-        fixed, by_row, sums = {}, {}, None
+    def _sum_behind(
+        self, graph: GraphRecord, addresses: Mapping[str, int]
+    ) -> Callable[[int], None] | None:
+        """Return what sums over the ranks behind a part, given a stream; None if nothing does."""
         for binding in graph.bindings:
-            name = binding.aliases or binding.name
-            if name in CACHES:
-                by_row[binding.name] = (own[name], size_of(binding))
-            else:
-                fixed[binding.name] = weights.get(name) or own[name]
-            if name == PARTIAL:
+            if binding.name == PARTIAL:
                 assert self._communicator is not None
                 elements = math.prod(binding.shape)
-                sums = partial(self._communicator.all_reduce, fixed[name], elements, binding.dtype)
-        return _Step(context, fixed, by_row, sums)
+                return partial(
+                    self._communicator.all_reduce, addresses[PARTIAL], elements, binding.dtype
+                )
+        return None
 
 
-class _Step:
+class Step:
     """One enqueue of a context.
 
     Rows of a cache lie one behind the other: a graph for one row is bound to the row it is for. A
@@ -234,16 +228,33 @@ class _Step:
     def __init__(
         self,
         context: Context,
-        fixed: dict[str, int],
-        by_row: dict[str, tuple[int, int]],
-        sums: Callable[[int], None] | None,
+        graph: GraphRecord,
+        addresses: Mapping[str, int],
+        *,
+        sums: Callable[[int], None] | None = None,
     ) -> None:
-        self._context = context
-        self._fixed = fixed
-        self._by_row = by_row
-        self._sums = sums
+        """Take what is bound.
 
-    def enqueue(self, stream: int, row: int) -> None:
+        Args:
+            context: of the graph's plan.
+            graph: that runs.
+            addresses: of its inputs and outputs, by name; an output that aliases an input has
+                that of the input.
+            sums: what is enqueued behind it.
+        """
+        self._context = context
+        self._sums = sums
+        self._fixed: dict[str, int] = {}
+        self._by_row: dict[str, tuple[int, int]] = {}
+        for binding in graph.bindings:
+            name = binding.aliases or binding.name
+            if name in CACHES:
+                self._by_row[binding.name] = (addresses[name], size_of(binding))
+            else:
+                self._fixed[binding.name] = addresses[name]
+
+    def enqueue(self, stream: int, row: int = 0) -> None:
+        """Bind everything, then enqueue."""
         for name, address in self._fixed.items():
             self._context.bind(name, address)
         for name, (address, length) in self._by_row.items():

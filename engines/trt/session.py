@@ -26,7 +26,6 @@ from export_grok.engines.trt.pieces import Piece, pieces_of
 from export_grok.engines.trt.record import PHASES, TrtRecord, record_in
 from export_grok.engines.trt.tensors import CACHES, binding_of, size_of
 from export_grok.engines.trt.weights import RankWeights
-from export_grok.export.head import head_index
 
 __all__ = ["TrtSession", "open_engine"]
 
@@ -115,13 +114,7 @@ class TrtSession:
         self._plans = plan_files(record, bundle.folder, device.sm)
         self._loaded: dict[tuple[str, str], Parts] = {}
         self._chains: dict[tuple[str, str], Chain] = {}
-        index = bundle.index()
-        head = index
-        if bundle.manifest.head == "int8":
-            head = head_index(bundle.config, bundle.head_root)
-        self.weights = RankWeights(
-            record, index, head, layers=self.config.num_layers, rank=self._rank
-        )
+        self.weights = RankWeights.of_bundle(bundle, record, rank=self._rank)
 
         layer, _ = self._plans["layer", "decode"][0]
         cache_bytes = {name: size_of(binding_of(layer, name)) for name in CACHES}

@@ -10,7 +10,7 @@ of a matrix that is cut by columns, with rows shorter than a page, it is more th
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from export_grok.artifacts import Bundle
+from export_grok.engines.probe import GraphName
 from export_grok.engines.trt.device import Device
 from export_grok.engines.trt.record import Binding, GraphRecord, TrtRecord
 from export_grok.engines.trt.tensors import ELEMENTS
 from export_grok.errors import BundleError
 from export_grok.export.contract import weight_prefix
+from export_grok.export.head import head_index
 from export_grok.export.partition import part_of
 from export_grok.progress import progress_bar
 from export_grok.weights import Weight, WeightIndex, WeightReader
@@ -72,7 +75,14 @@ class RankWeights:
     """
 
     def __init__(
-        self, record: TrtRecord, index: WeightIndex, head: WeightIndex, *, layers: int, rank: int
+        self,
+        record: TrtRecord,
+        index: WeightIndex,
+        head: WeightIndex,
+        *,
+        layers: int,
+        rank: int,
+        only: GraphName | None = None,
     ) -> None:
         """Find every weight.
 
@@ -82,6 +92,7 @@ class RankWeights:
             head: of those of both heads; the same, or that of an int8 head.
             layers: how many there are.
             rank: whose part.
+            only: the graph to find the weights of; None for all of them.
         """
         self._rank = rank
         self._ranks = record.sizes.tensor_parallel
@@ -89,7 +100,7 @@ class RankWeights:
         faults: dict[str, None] = {}  # in order, and once for both phases
         for graph in record.graphs:
             source = head if graph.kind.startswith("head") else index
-            for layer in range(layers if graph.kind == "layer" else 1):
+            for layer in _layers_of(graph, layers, only):
                 for binding in graph.bindings:
                     if binding.weight is not None:
                         share = self._share(graph, layer, binding, source, faults)
@@ -103,6 +114,23 @@ class RankWeights:
             )
         self._addresses: dict[Share, int] = {}
         self.bytes_read = 0
+
+    @classmethod
+    def of_bundle(
+        cls, bundle: Bundle, record: TrtRecord, *, rank: int = 0, only: GraphName | None = None
+    ) -> "RankWeights":
+        """Find every weight where a bundle has it.
+
+        Args:
+            bundle: with the plans.
+            record: of them.
+            rank: whose part.
+            only: the graph to find the weights of; None for all of them.
+        """
+        config, index = bundle.config, bundle.index()
+        int8 = bundle.manifest.head == "int8"
+        head = head_index(config, bundle.head_root) if int8 else index
+        return cls(record, index, head, layers=config.num_layers, rank=rank, only=only)
 
     @property
     def nbytes(self) -> int:
@@ -181,6 +209,13 @@ class RankWeights:
             shape=binding.shape,
             dtype=binding.dtype,
         )
+
+
+def _layers_of(graph: GraphRecord, layers: int, only: GraphName | None) -> Sequence[int]:
+    """Return for which layers weights are found; 0 stands for a graph of no layer."""
+    if only is None:
+        return range(layers if graph.kind == "layer" else 1)
+    return [only.layer or 0] if graph.kind == only.kind else []
 
 
 def _blocks(array: NDArray[Any], limit: int) -> Iterator[NDArray[Any]]:
