@@ -48,7 +48,6 @@ class Fault:
         plant: makes it in one stamped graph of float32, in place.
         weights_of: of a layer's number and the number of layers, the layer whose weights it gets.
         of_ranks: what a rank holds, if it is a mistake that only ranks can make.
-        in_layer: of the number of layers, the one to plant it in if none is asked for.
         harmless: why it changes nothing in a model; None if it does.
     """
 
@@ -60,5 +59,4 @@ class Fault:
     plant: "Callable[[ir.Model, GrokConfig], None] | None"
     weights_of: Callable[[int, int], int] | None = None
     of_ranks: RankPart | None = None
-    in_layer: Callable[[int], int] = lambda layers: layers // 2
     harmless: Callable[[GrokConfig], str | None] = lambda config: None

@@ -102,7 +102,6 @@ FAULTS = (
         shows="k_out",
         mistake=lambda mistake: mistake.configure(rms_norm_eps=EPS),
         plant=_plant_eps,
-        in_layer=lambda layers: 0,  # behind it the residual stream is too large for an epsilon
         harmless=lambda config: "1e-6 is its epsilon" if config.rms_norm_eps == EPS else None,
     ),
     Fault(

@@ -110,7 +110,7 @@ def _layer(fault: Fault, config: GrokConfig, layer: int | None) -> int | None:
             )
         return None
     if layer is None:
-        return fault.in_layer(config.num_layers)
+        return config.num_layers // 2
     if not 0 <= layer < config.num_layers:
         raise ConfigError(f"layer is {layer}; this model has layers 0 to {config.num_layers - 1}")
     return layer

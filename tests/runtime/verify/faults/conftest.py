@@ -15,7 +15,7 @@ from export_grok.runtime.torch_probe import TorchProbe
 from export_grok.runtime.verify.comparison import compared
 from export_grok.runtime.verify.faults.fault import Fault
 from export_grok.runtime.verify.result import Deviation
-from export_grok.runtime.verify.steps import Step, steps_of
+from export_grok.runtime.verify.steps import Step, faint, steps_of
 from export_grok.runtime.verify.tolerances import tolerances_of
 from tests.bundles import BundleOf, bundle_of, traced_once
 from tests.engines.ort.conftest import builtin, native
@@ -80,7 +80,7 @@ FeedOf = Callable[[str], Feed]
 def graphs_of(fault: Fault, layers: int) -> list[GraphName]:
     """Return the graphs of a model that are wrong with the fault."""
     if fault.graph == "layer":
-        return [GraphName(kind="layer", layer=fault.in_layer(layers))]
+        return [GraphName(kind="layer", layer=layers // 2)]
     if fault.graph == "head":
         return [GraphName(kind="head"), GraphName(kind="head_all")]
     return [GraphName(kind="embedding")]
@@ -96,7 +96,7 @@ def feed_of(bundle_of: BundleOf) -> FeedOf:
         random = np.random.default_rng(0)
         rows = [random.integers(3, bundle.config.vocab_size, size).tolist() for size in (11, 8)]
         steps = steps_of(rows, decode=2, chunk=5, max_length=SLOTS)
-        return _fed(bundle, steps)
+        return _fed(bundle, (*steps, faint(steps[0])))
 
     return feed
 
@@ -122,7 +122,8 @@ def _fed(bundle: Bundle, steps: tuple[Step, ...]) -> Feed:
         name = GraphName(kind="layer", layer=layer)
         feed.inputs[name], feed.right[name] = [], []
         with reference.graph(name) as module:
-            for step, h in zip(steps, hidden, strict=True):
+            for step, stream in zip(steps, hidden, strict=True):
+                h = stream * np.float32(step.gain)
                 feed.inputs[name].append({"h": h, "start": step.start, **caches})
                 feed.right[name].append(module(feed.inputs[name][-1]))
                 outputs = feed.right[name][-1]

@@ -39,7 +39,7 @@ def changed(bundle: Bundle, copy: Bundle) -> set[str]:
     [
         ("silu_for_gelu", None, LAYER_1),
         ("silu_for_gelu", 2, {"layer_02.onnx", "layer_02.ort.onnx"}),
-        ("eps_1e_6", None, {"layer_00.onnx", "layer_00.ort.onnx"}),
+        ("eps_1e_6", 0, {"layer_00.onnx", "layer_00.ort.onnx"}),
         ("swapped_layers", None, LAYER_1),
         ("embedding_multiplier_missing", None, {"embedding.onnx", "embedding.ort.onnx"}),
         (
