@@ -3,6 +3,7 @@
 Versions are those that pip wrote down; no package is imported for them.
 """
 
+import itertools
 import re
 import sys
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ EXTRAS = {
     "triton": "kernels of TensorRT engines, compiled on a CPU",
     "gpu": "engines on NVIDIA GPUs",
     "plot": "figures of bench and quantise-report",
-    "verify": "comparing backends, which is not there yet",
+    "verify": "holding engines to the model",
 }
 
 
@@ -145,13 +146,24 @@ def _wanted() -> dict[str, tuple[Package, ...]]:
             f"{Path(export_grok.__file__).parent}; install it with pip: see README.md"
         ) from error
     found: dict[str, tuple[Package, ...]] = {}
+    brought: dict[str, list[str]] = {}
     for line in lines:
-        # As pip writes them: `torch>=2.13; extra == "export"`.
-        match = re.match(r"""([\w.-]+)>=([\w.]+)(?:.*extra == ["']([\w-]+)["'])?""", line)
-        if match:
-            name, oldest, extra = match.groups(default="")
-            package = Package(name=name, wanted=oldest, version=_version(name))
-            found[extra] = (*found.get(extra, ()), package)
+        # As pip writes them: `torch>=2.13; extra == "export"`, and of an extra that brings
+        # others: `export-grok[export,plot]; extra == "verify"`.
+        match = re.match(
+            r"""([\w.-]+)(\[[\w,-]+\]|>=[\w.]+)(?:.*extra == ["']([\w-]+)["'])?""", line
+        )
+        if not match:
+            continue
+        name, what, extra = match.groups(default="")
+        if what.startswith("["):
+            brought[extra] = what.strip("[]").split(",") if name == DISTRIBUTION else []
+            continue
+        package = Package(name=name, wanted=what.removeprefix(">="), version=_version(name))
+        found[extra] = (*found.get(extra, ()), package)
+    for extra, others in brought.items():
+        parts = (found.get(other, ()) for other in others)
+        found[extra] = (*itertools.chain(*parts), *found.get(extra, ()))
     return found
 
 

@@ -24,10 +24,22 @@ from export_grok.commands.generate import generate
 from export_grok.commands.index import index
 from export_grok.commands.inspect import inspect
 from export_grok.commands.logits import logits
+from export_grok.commands.plant_fault import plant_fault
 from export_grok.commands.quantise_report import quantise_report
+from export_grok.commands.verify import verify
 from export_grok.errors import ExportGrokError
 
 __all__ = ["cli", "main"]
+
+# \b keeps click from filling the lines behind it.
+HELP = """\
+Grok-1 from its released files to engines that run.
+
+\b
+checkpoint -> graphs -> engine -> text
+    index      export    build-engine   generate
+                         verify
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -87,17 +99,15 @@ def _drop_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 99})
+@click.group(
+    help=HELP,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 99},
+)
 @click.version_option(__version__, prog_name="export-grok")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error, and debug logs.")
 @click.option("-v", "--verbose", is_flag=True, help="Show what is done, on stderr.")
 def cli(debug: bool, verbose: bool) -> None:
-    r"""Grok-1 from its released files to engines that run.
-
-    \b
-    checkpoint -> graphs -> engine -> text
-        index      export    build-engine   generate
-    """
+    """Set up logging for all commands."""
     level = logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
 
@@ -116,10 +126,12 @@ for command in (
     generate,
     logits,
     evaluate,
+    verify,
     bench,
     inspect,
     doctor,
     quantise_report,
+    plant_fault,
     demo_checkpoint,
 ):
     cli.add_command(command)

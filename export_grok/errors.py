@@ -17,6 +17,7 @@ __all__ = [
     "RankError",
     "RequestError",
     "UnsafePickleError",
+    "VerificationError",
 ]
 
 
@@ -84,6 +85,10 @@ class RankError(ExportGrokError):
 
 class NumericsError(ExportGrokError):
     """The engine produced a value that is no number."""
+
+
+class VerificationError(ExportGrokError):
+    """An engine does not compute what it is held to: do not use it."""
 
 
 class MissingDependencyError(ExportGrokError):

@@ -48,7 +48,7 @@ def test_options_of_plans_are_refused_for_the_cpu(refused: Refused, tiny: Path, 
 
 @pytest.mark.skipif(cuda_devices() > 0, reason="there is a GPU")
 @pytest.mark.usefixtures("traced_once")
-def test_plans_are_built_shown_and_do_not_run_without_a_gpu(
+def test_plans_are_built_shown_and_without_a_gpu_do_not_run_but_are_interpreted(
     done: Run, refused: Refused, tiny: Path, tmp_path: Path, tokens: Path, out: Path
 ) -> None:
     pytest.importorskip("tensorrt_rtx", reason=NEEDS_RTX)
@@ -60,3 +60,19 @@ def test_plans_are_built_shown_and_do_not_run_without_a_gpu(
     assert f"engine: {said}" in done("inspect", engine).out
     text = refused("logits", engine, "--tokens", tokens, "--out", out, code=1)
     assert "TensorRT plans need an NVIDIA GPU" in text
+    quick = ("--prompt", 20, "--tokens", 2, "--threads", 1)
+    assert "add --interpret" in refused("verify", engine, *quick, code=1)
+    outcome = done("verify", engine, *quick, "--interpret")
+    assert outcome.err == ""
+    for said in (
+        "graphs of trt-rtx plans, interpreted in float32 by ONNX Runtime",
+        "NOTE: no plan ran: the graphs they are built from were interpreted in float32",
+        "running free",
+        "PASSED",
+    ):
+        assert said in " ".join(outcome.out.split())
+
+
+def test_an_engine_that_runs_on_a_cpu_is_not_interpreted(refused: Refused, demo: Path) -> None:
+    text = refused("verify", demo, "--interpret")
+    assert f"the ort engine in {demo} runs here: leave --interpret away" in text

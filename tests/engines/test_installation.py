@@ -23,6 +23,8 @@ LINES = [
     "onnxruntime>=1.32; extra == 'onnxruntime'",
     'onnxruntime-gpu>=1.31; extra == "gpu"',
     'tensorrt>=11.1; python_version > "3" and extra == "gpu"',
+    'export-grok[export,onnxruntime]; extra == "verify"',
+    'polygraphy>=0.53.6; extra == "verify"',
 ]
 
 
@@ -52,6 +54,17 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Installed:
     return found
 
 
+def asked(extra: str) -> list[str]:
+    """Return the packages of an extra of the project, those of extras that it brings first."""
+    lines: list[str] = PROJECT["optional-dependencies"][extra]
+    brought = [line for line in lines if line.startswith("export-grok[")]
+    names = [name for line in brought for name in line[len("export-grok[") : -1].split(",")]
+    return [
+        *(line for name in names for line in asked(name)),
+        *(line for line in lines if line not in brought),
+    ]
+
+
 def command_of(extra: str) -> str | None:
     return {found.name: found.command for found in this_installation().extras}[extra]
 
@@ -70,8 +83,16 @@ def test_every_package_that_the_project_asks_for_is_looked_at(
     ]
     monkeypatch.setattr(metadata, "requires", lambda _name: [*PROJECT["dependencies"], *lines])
     for extra in this_installation().extras:
-        asked = PROJECT["optional-dependencies"][extra.name]
-        assert [f"{package.name}>={package.wanted}" for package in extra.packages] == asked
+        assert [f"{package.name}>={package.wanted}" for package in extra.packages] == asked(
+            extra.name
+        )
+
+
+def test_an_extra_that_brings_others_lacks_what_they_lack(installed: Installed) -> None:
+    installed["polygraphy"] = "0.53.6"
+    assert command_of("verify") is None
+    del installed["torch"]
+    assert command_of("verify") == 'pip install "export-grok[verify]"'
 
 
 @given(*[st.lists(st.integers(0, 20), min_size=1, max_size=4)] * 2, st.sampled_from(["", "+cpu"]))

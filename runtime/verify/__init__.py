@@ -1,0 +1,1 @@
+"""Whether an engine computes what the model says: graph by graph, and running free."""

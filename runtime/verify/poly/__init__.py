@@ -1,0 +1,1 @@
+"""Polygraphy's side: runners, inputs and the comparison, for its command and its Python API."""
