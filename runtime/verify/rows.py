@@ -10,9 +10,9 @@ from export_grok.artifacts import Bundle
 from export_grok.errors import RequestError
 from export_grok.runtime.generate import tokenizer_of
 
-__all__ = ["Rows", "rows_of"]
+__all__ = ["PARTS", "TEXT", "Rows", "batch_of", "rows_of"]
 
-# Of the three rows' prompts: as parts of the longest.
+# Of the rows' prompts: as parts of the longest.
 PARTS = (1.0, 0.7, 0.15)
 
 # Ecclesiastes 1 and 3, King James Version.
@@ -40,6 +40,12 @@ class Rows:
 
     rows: tuple[tuple[int, ...], ...]
     source: str
+
+
+def batch_of(bundle: Bundle) -> int:
+    """Return how many rows are fed: three, or what the engine was built for if that is less."""
+    sizes: dict[str, int] = bundle.manifest.engine.get("sizes", {})
+    return min(len(PARTS), sizes.get("batch", len(PARTS)))
 
 
 def rows_of(

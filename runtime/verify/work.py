@@ -10,7 +10,7 @@ from export_grok.errors import ConfigError
 from export_grok.optional import require
 from export_grok.runtime.verify.options import VerifyOptions
 from export_grok.runtime.verify.reference import Reference, reference_of
-from export_grok.runtime.verify.rows import Rows, rows_of
+from export_grok.runtime.verify.rows import Rows, batch_of, rows_of
 from export_grok.runtime.verify.steps import Step, faint, steps_of
 from export_grok.runtime.verify.tolerances import Tolerances, tolerances_of
 
@@ -18,7 +18,6 @@ __all__ = ["CHUNK", "Work"]
 
 # Tokens of a row that come at once: less than a prompt, so that prompts come in pieces.
 CHUNK = 16
-ROWS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +82,7 @@ class Work:
                 bundle,
                 prompt=options.prompt,
                 tokens=options.tokens,
-                batch=min(ROWS, sizes.get("batch", ROWS)),
+                batch=batch_of(bundle),
                 text=options.text,
             )
             decoded = options.tokens

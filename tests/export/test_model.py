@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from export_grok.config import GROK_1, Dtype
 from export_grok.errors import RequestError
 from export_grok.export.kv_cache import KVCache
 from export_grok.export.load import model_from_index
 from export_grok.export.model import Embedding, Grok1, Head, Router
+from export_grok.plugins.int8_linear import reference as int8_linear
+from export_grok.plugins.int8_linear.reference import dequantise
+from export_grok.plugins.moe_experts import reference as moe_experts
 from export_grok.weights import WeightIndex
 from tests.conftest import Golden, ModelOf
 from tests.parity import (
@@ -74,6 +78,22 @@ def bfloat16_faults(golden: Golden, model: Grok1) -> list[str]:
         if name.endswith("logits") and not found.argmax:
             faults.append(f"{name} has another argmax")
     return faults
+
+
+def test_matrices_rounded_to_bfloat16_give_what_they_gave_the_original(
+    golden: Golden, model_of: ModelOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With scales of bfloat16 the original rounds matrices to it, in a float32 run too."""
+
+    def rounded(weight: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+        return dequantise(weight, scales, torch.bfloat16).to(dtype)
+
+    for module in (int8_linear, moe_experts):
+        monkeypatch.setattr(module, "dequantise", rounded)
+    arrays = observed(model_of(golden.name, "float32"), golden.arrays, "f32")
+    found = differences(arrays, golden.arrays, "f32_wbf16")
+    assert found.keys() == {"prefill_logits", "hidden"}
+    assert max(difference.largest for difference in found.values()) < FLOAT32_TOLERANCE
 
 
 def test_bfloat16_agrees_with_every_golden(golden: Golden, model_of: ModelOf) -> None:

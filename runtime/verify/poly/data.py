@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from export_grok.errors import ConfigError, RequestError
 from export_grok.runtime.verify.poly.demo_data import Reading
 from export_grok.runtime.verify.poly.graph_file import GraphFile, plain_errors
+from export_grok.runtime.verify.rows import batch_of
 from export_grok.runtime.verify.steps import Step
 
 __all__ = ["GivenInputs", "GraphInputs", "StepInputs"]
 
-ROWS = 3
 # Of the caches, and how many of them no token is ever written to.
 SLOTS = 29
 SPARE = 5
@@ -148,7 +148,7 @@ def _made(file: GraphFile, seed: int) -> tuple[tuple[Step, ...], list[dict[str, 
     sizes = file.bundle.manifest.engine.get("sizes", {})  # that plans of TensorRT are made for
     slots = min(SLOTS, config.sequence_len, sizes.get("max_length", SLOTS))
     reading = Reading(
-        batch=min(ROWS, sizes.get("batch", ROWS)),
+        batch=batch_of(file.bundle),
         longest=max(1, slots - SPARE),
         slots=slots,
         seed=seed,
