@@ -2,9 +2,11 @@
 
 import ctypes
 import functools
+import gc
 import os
+import pkgutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,11 +95,10 @@ def model_of() -> ModelOf:
 @pytest.fixture(scope="session")
 def template_of() -> TemplateOf:
     """Return the way to the template of a fixture's graphs. Clone one to change it."""
-    from export_grok.export.trace import template_from_config
+    from tests.bundles import traced
 
-    @functools.cache
     def template(name: str, kind: "GraphKind", dtype: Dtype) -> "ir.Model":
-        return template_from_config(kind, load_golden(name).config, dtype)
+        return traced(kind, load_golden(name).config, dtype)
 
     return template
 
@@ -110,6 +111,39 @@ def quiet_torch() -> None:
 
         torch.set_grad_enabled(False)
         torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_exporter() -> None:
+    """Keep what torch's exporter works out anew for each trace: what its 500 functions take.
+
+    It is half the time of a trace. test_trace.py holds traces to the bytes of another process,
+    where nothing is kept.
+    """
+    if "export_grok.export.trace" not in sys.modules:
+        return
+    for place, name in (
+        ("torch.onnx._internal._lazy_import:onnxscript_apis", "get_torchlib_ops"),
+        ("torch.onnx._internal.exporter._schemas", "op_signature_from_function"),
+    ):
+        module = pkgutil.resolve_name(place)
+        setattr(module, name, functools.cache(getattr(module, name)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def few_collections() -> None:
+    """Have the garbage collector run less often, and never look at all that was imported."""
+    gc.set_threshold(7000)
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Let what was flushed count as on the disk: only a loss of power could tell."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _descriptor: None)
+        yield
 
 
 @functools.cache

@@ -259,6 +259,7 @@ from tests.bundles import traced
 
 source, folder = Path(sys.argv[1]), Path(sys.argv[2])
 graph_folder.template_from_config = traced
+os.fsync = lambda descriptor: None  # see tests/conftest.py
 replace = Path.replace
 
 

@@ -23,8 +23,8 @@ from export_grok.export.time_model import (
     rank_step,
     sums_of_step,
 )
-from export_grok.export.trace import template_from_config
 from export_grok.runtime.bench.traffic import step_traffic
+from tests.bundles import traced
 from tests.conftest import DATA, FIXTURES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -99,7 +99,7 @@ def test_the_fullest_rank_of_whole_experts_is_the_average_over_all_choices(
 @pytest.mark.parametrize("kind", GRAPH_KINDS)
 def test_the_sums_are_those_of_the_graphs(kind: GraphKind) -> None:
     config = config_of("tiny8")
-    template = template_from_config(kind, config, "bfloat16", "float32", 2)
+    template = traced(kind, config, "bfloat16", "float32", 2)
     nodes = [node for node in template.graph.all_nodes() if node.op_type == "GrokAllReduce"]
     assert len(nodes) == {"embedding": 1, "layer": 2}.get(kind, 0)
     for node in nodes:

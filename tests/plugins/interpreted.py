@@ -63,7 +63,7 @@ def interpreted(
         for row, shape in zip(node.outputs, node.output_shapes(call), strict=True)
     ]
     kernel = getattr(part(node.op, "triton_kernel"), node.kernel)
-    with _watched(list(inputs.values()), outputs), _as_on_a_gpu():
+    with _watched(list(inputs.values()), outputs), _as_on_a_gpu(), _made_ready_once():
         kernel[launch.grid](
             *(inputs[row.name] for row in node.inputs),
             *launch.scalars.values(),
@@ -130,4 +130,24 @@ def _as_on_a_gpu() -> Iterator[None]:
         return dot(builder, *factors, *rest)
 
     with mock.patch.multiple(InterpreterBuilder, cast_impl=nearest, create_dot=product):
+        yield
+
+
+@contextmanager
+def _made_ready_once() -> Iterator[None]:
+    """Have the interpreter change `triton.language` once in a launch for each module of functions.
+
+    It does so for every call of a function by a kernel, which takes a third of all time.
+    """
+    from triton.runtime import interpreter
+
+    change = interpreter._patch_lang
+    changed: dict[str, Any] = {}
+
+    def change_once(function: Any) -> Any:
+        if function.__module__ not in changed:
+            changed[function.__module__] = change(function)
+        return changed[function.__module__]
+
+    with mock.patch.object(interpreter, "_patch_lang", change_once):
         yield

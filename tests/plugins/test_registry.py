@@ -12,7 +12,6 @@ import torch
 from onnx.defs import OpSchema
 
 from export_grok.config import GrokConfig
-from export_grok.export.trace import template_from_config
 from export_grok.plugins.onnx_schema import attach_functions, register_schemas, translation_table
 from export_grok.plugins.op import DOMAIN, VERSION, OpSpec
 from export_grok.plugins.registry import (
@@ -23,6 +22,7 @@ from export_grok.plugins.registry import (
     spec,
     specs,
 )
+from tests.bundles import traced
 from tests.conftest import TemplateOf
 
 OPS = op_names()
@@ -141,7 +141,7 @@ def test_emitted_node_has_the_signature_of_the_spec(op: str) -> None:
 @pytest.fixture(scope="module")
 def layer_of_ranks(tiny_config: GrokConfig) -> ir.Model:
     """Return the template of a layer that two ranks share. Clone it to change it."""
-    return template_from_config("layer", tiny_config, "float32", tensor_parallel=2)
+    return traced("layer", tiny_config, "float32", tensor_parallel=2)
 
 
 def test_nodes_in_a_traced_graph_have_the_signature_of_the_spec(layer_of_ranks: ir.Model) -> None:

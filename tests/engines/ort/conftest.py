@@ -4,12 +4,17 @@ import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+import onnxruntime as ort
 import pytest
 
+from export_grok.engines.ort import session as session_module
+from export_grok.engines.ort.graphs import load_graph
 from export_grok.engines.ort.session import OrtSession, open_engine
 from export_grok.plugins import kernels as kernels_module
 from export_grok.plugins.kernels import CHOICE, native_kernels
 from tests.bundles import BundleOf
+from tests.engines.ort.logits import filled
 from tests.plugins.conftest import isa as isa
 
 OpenedOf = Callable[..., OrtSession]
@@ -54,11 +59,37 @@ def no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None
 
 @pytest.fixture(scope="session")
 def sessions(bundle_of: BundleOf) -> OpenedOf:
+    loaded: dict[Path, ort.InferenceSession] = {}  # kernels tell by the name of the file
+
+    def load_once(path: Path, options: ort.SessionOptions) -> ort.InferenceSession:
+        if path not in loaded:
+            loaded[path] = load_graph(path, options)
+        return loaded[path]
+
     @functools.cache
     def session(_kernels: str, name: str, batch: int, max_length: int) -> OrtSession:
-        return open_engine(bundle_of(name), batch=batch, max_length=max_length)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(session_module, "load_graph", load_once)
+            # With more threads than one, most time would go into waking and waiting.
+            return open_engine(bundle_of(name), batch=batch, max_length=max_length, threads=1)
 
     return session
+
+
+@pytest.fixture(scope="module")
+def opened_by(isa: str, bundle_of: BundleOf) -> OpenedOf:
+    """Return the way to a session by one instruction set: shared, its caches filled with NaN."""
+
+    @functools.cache
+    def session(name: str, batch: int, max_length: int, threads: int | None) -> OrtSession:
+        return open_engine(bundle_of(name), batch=batch, max_length=max_length, threads=threads)
+
+    def opened(name: str, batch: int, max_length: int, threads: int | None = None) -> OrtSession:
+        found = filled(session(name, batch, max_length, threads), np.nan)
+        assert found.kernels.isa == isa
+        return found
+
+    return opened
 
 
 @pytest.fixture

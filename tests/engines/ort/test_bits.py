@@ -13,6 +13,7 @@ from export_grok.engines.ort import graphs as graphs_module
 from export_grok.engines.ort.session import OrtSession, open_engine
 from tests.bundles import BundleOf
 from tests.conftest import Golden, load_golden
+from tests.engines.ort.conftest import OpenedOf
 from tests.engines.ort.logits import (
     Floats,
     Ints,
@@ -53,9 +54,8 @@ def prompts(name: str) -> Ints:
     return np.stack([np.roll(tokens, -3 * row)[:12] for row in range(ROWS)])
 
 
-def opened(bundle_of: BundleOf, name: str, rows: int, threads: int | None = None) -> OrtSession:
-    session = open_engine(bundle_of(name), batch=rows, max_length=40, threads=threads)
-    return filled(session, np.nan)
+def opened(bundle_of: BundleOf, name: str, rows: int) -> OrtSession:
+    return filled(open_engine(bundle_of(name), batch=rows, max_length=40), np.nan)
 
 
 def begun(session: OrtSession, tokens: Ints, delays: Ints) -> Floats:
@@ -104,15 +104,14 @@ def test_a_row_has_the_same_bits_beside_a_much_longer_one(bundle_of: BundleOf, n
         assert (one[0] == logits[row]).all(), row
 
 
-@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("name", NAMES)
 def test_two_rows_or_more_have_the_same_bits_without_packing_too(
-    bundle_of: BundleOf, name: str
+    opened_by: OpenedOf, name: str
 ) -> None:
     tokens, none = prompts(name), at(ROWS, 0)
-    together = begun(opened(bundle_of, name, ROWS), tokens, none)
+    together = begun(opened_by(name, ROWS, 40), tokens, none)
     for chosen in ([6, 1], [7, 2, 5], [3, 2, 1, 0]):
-        fewer = begun(opened(bundle_of, name, len(chosen)), tokens[chosen], none[chosen])
+        fewer = begun(opened_by(name, len(chosen), 40), tokens[chosen], none[chosen])
         assert (fewer == together[chosen]).all(), chosen
 
 
@@ -132,13 +131,12 @@ def test_a_prompt_in_chunks_of_up_to_eight_tokens_has_the_bits_of_single_steps(
         assert (cache[:, :, : tokens.shape[1]] == array[:, :, : tokens.shape[1]]).all()
 
 
-@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("chunk", [3, 7, 100])
 def test_any_number_of_threads_gives_the_same_bits(
-    golden: Golden, bundle_of: BundleOf, chunk: int
+    golden: Golden, opened_by: OpenedOf, chunk: int
 ) -> None:
     def answer(threads: int) -> Floats:
-        session = opened(bundle_of, golden.name, 2, threads)
+        session = opened_by(golden.name, 2, 40, threads)
         tokens = tokens_of(golden)
         prompt = prefilled(session, tokens, chunk=chunk)
         return np.concatenate([prompt, decoded(session, fed(golden), after=tokens.shape[1])], 1)

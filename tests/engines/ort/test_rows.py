@@ -153,8 +153,8 @@ def test_tokens_may_come_in_any_memory_layout(opened: OpenedOf) -> None:
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_number_of_threads_does_not_matter(bundle_of: BundleOf, threads: int) -> None:
+@pytest.mark.parametrize("threads", [1, 2, None])
+def test_the_number_of_threads_does_not_matter(bundle_of: BundleOf, threads: int | None) -> None:
     golden = load_golden("tiny")
     session = open_session(bundle_of("tiny"), batch=2, max_length=64, threads=threads)
     assert isinstance(session, OrtSession)

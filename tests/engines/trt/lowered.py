@@ -23,7 +23,6 @@ from export_grok.engines.trt.lower import lower_template
 from export_grok.engines.trt.record import Binding, Phase, Sizes
 from export_grok.export.contract import GraphKind, weight_prefix
 from export_grok.export.head import quantised
-from export_grok.export.trace import template_from_config
 from export_grok.weights import NUMPY_DTYPES, WeightReader
 from tests.bundles import traced
 from tests.conftest import Golden, load_golden
@@ -45,7 +44,6 @@ __all__ = [
     "run_by",
     "run_changed",
     "stored",
-    "template",
     "weights",
 ]
 
@@ -71,20 +69,10 @@ class Lowered:
 
 
 @functools.cache
-def template(
-    kind: GraphKind, config: GrokConfig, dtype: Dtype, head: HeadDtype, ranks: int
-) -> ir.Model:
-    """Return a template, traced once; that of one rank is shared with other modules of tests."""
-    if ranks == 1:
-        return traced(kind, config, dtype, head)
-    return template_from_config(kind, config, dtype, head, ranks)
-
-
-@functools.cache
 def lowered(graph: Lowered) -> ir.Model:
     """Return the graph. It is shared: clone it to change it."""
     ranks = graph.sizes.tensor_parallel
-    found = template(graph.kind, graph.config, graph.dtype, graph.head, ranks)
+    found = traced(graph.kind, graph.config, graph.dtype, graph.head, ranks)
     return lower_template(found, graph.kind, graph.dtype, graph.sizes, graph.phase)
 
 

@@ -41,6 +41,8 @@ from tests.engines.trt.fake_device import Compute, FakeDevice
 from tests.engines.trt.lowered import Arrays, run_by
 from tests.engines.trt.test_trt_ranks import GROUPS, TOLERANCE, Ranks, at, ints
 
+pytestmark = pytest.mark.usefixtures("traced_once")
+
 PARTS = {"embedding": 1, "layer": 3, "head": 1, "head_all": 1}
 
 

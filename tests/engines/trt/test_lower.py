@@ -25,6 +25,7 @@ from export_grok.export.load import layer_from_index, tensor_from_array
 from export_grok.export.model import Head
 from export_grok.plugins.op import DOMAIN
 from export_grok.weights import NUMPY_DTYPES
+from tests.bundles import traced
 from tests.conftest import FIXTURES, Golden, ModelOf, load_golden
 from tests.engines.trt.lowered import (
     FEW,
@@ -40,7 +41,6 @@ from tests.engines.trt.lowered import (
     run,
     run_changed,
     stored,
-    template,
     weights,
 )
 from tests.parity import BFLOAT16_MEAN
@@ -458,11 +458,11 @@ def test_lowering_gives_the_same_bytes_each_time(
     kind: GraphKind, phase: Phase, dtype: Dtype, ranks: int
 ) -> None:
     graph = chosen(kind, phase, dtype, ranks)
-    traced = template(kind, graph.config, dtype, "float32", ranks)
-    before = content(traced)
-    again = lower_template(traced, kind, dtype, graph.sizes, phase)
+    template = traced(kind, graph.config, dtype, "float32", ranks)
+    before = content(template)
+    again = lower_template(template, kind, dtype, graph.sizes, phase)
     assert content(again) == content(lowered(graph))
-    assert content(traced) == before
+    assert content(template) == before
 
 
 @pytest.mark.parametrize(("dtype", "ranks"), SOME)
@@ -541,10 +541,10 @@ def test_the_table_is_read_as_it_is(kind: GraphKind, dtype: Dtype, ranks: int) -
 
 def test_an_axis_of_no_known_length_is_named() -> None:
     config = load_golden("tiny8").config
-    template_ = template("embedding", config, "float32", "float32", 1).clone()
-    template_.graph.inputs[0].shape = ir.Shape(["B", "Q"])
+    template = traced("embedding", config, "float32").clone()
+    template.graph.inputs[0].shape = ir.Shape(["B", "Q"])
     with pytest.raises(BuildError, match=r"tokens has shape \[B,Q\].*Q"):
-        lower_template(template_, "embedding", "float32", Sizes(), "decode")
+        lower_template(template, "embedding", "float32", Sizes(), "decode")
 
 
 # ---- what TensorRT-RTX builds of it
