@@ -24,6 +24,7 @@ from export_grok.engines.trt.record import PHASES, Binding, Phase, Sizes, TrtRec
 from export_grok.engines.trt.tensors import CACHES, ELEMENTS, size_of, state_of
 from export_grok.engines.trt.weights import RankWeights
 from export_grok.errors import ConfigError, MissingDependencyError
+from export_grok.plugins.tensorrt_plugins import register_plugins
 
 __all__ = ["TrtProbe", "open_probe"]
 
@@ -43,18 +44,20 @@ def open_probe(bundle: Bundle, *, threads: int | None = None) -> "TrtProbe":
     if ranks > 1:
         raise ConfigError(
             f"the plans in {bundle.folder} are for {ranks} ranks, each a process with a GPU of "
-            "its own, and one graph at a time runs in one process; compare the whole engine, "
-            "running free, or with --interpret the graphs that the plans are built from, or build "
-            "an engine with --tp 1"
+            "its own, and one graph at a time runs in one process; export-grok verify compares "
+            "the whole engine with --no-graphs, and the graphs that its plans are built from with "
+            "--interpret"
         )
+    flavour = flavour_of_record(record)
     try:
-        return TrtProbe(
-            bundle, record, devices=CudaDevice, runtime=PlanRuntime(flavour_of_record(record))
-        )
+        probe = TrtProbe(bundle, record, devices=CudaDevice, runtime=PlanRuntime(flavour))
+        if not flavour.any_gpu:  # its plans have our plugins, which may be asked for
+            register_plugins(probe.sm)
+        return probe
     except MissingDependencyError as error:
         raise MissingDependencyError(
             f"{error}; what can be verified without one are the graphs that the plans are built "
-            "from: add --interpret"
+            f"from: export-grok verify {bundle.folder} --interpret"
         ) from error
 
 
@@ -69,6 +72,7 @@ class TrtProbe:
         name: what runs, in a few words.
         config: of the model.
         dtype: of activations and cache.
+        sm: compute capability of the device, times ten.
 
     Raises:
         BundleError: a graph has no plan.
@@ -109,6 +113,7 @@ class TrtProbe:
         self._record = record
         self._devices = devices
         self._runtime = runtime
+        self.sm = device.sm
         self._plans = plan_files(record, bundle.folder, device.sm)
 
     @contextmanager

@@ -76,6 +76,12 @@ def _tolerances(
     metavar="TENSOR=NUMBER",
     help="Allow a tensor another error; may be given several times.",
 )
+@click.option(
+    "--graphs/--no-graphs",
+    default=True,
+    help="Compare graph by graph, or the whole engine only, running free: plans of several "
+    "ranks are compared no other way.  [default: graphs]",
+)
 @click.option("--keep-going", is_flag=True, help="Compare what follows a failed graph too.")
 @click.option(
     "--interpret",
@@ -96,6 +102,7 @@ def verify(
     prompt: int,
     text: Path | None,
     tolerances: dict[str, float],
+    graphs: bool,
     keep_going: bool,
     interpret: bool,
     report: Path | None,
@@ -128,6 +135,7 @@ def verify(
             text=text,
             tolerances=tolerances,
             keep_going=keep_going or report is not None,
+            graphs=graphs,
             interpret=interpret,
         ),
         threads=threads,

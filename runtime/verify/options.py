@@ -22,6 +22,7 @@ class VerifyOptions:
         text: UTF-8, what the tokens are taken from; some verses by default.
         tolerances: those that are not the usual ones, by tensor.
         keep_going: compare what follows a failed graph too.
+        graphs: compare graph by graph; else the whole engine running free only.
         interpret: run no plans, but the graphs that they are built from, in float32 on a CPU.
 
     Raises:
@@ -35,6 +36,7 @@ class VerifyOptions:
     text: Path | None = None
     tolerances: Mapping[str, float] = field(default_factory=dict)
     keep_going: bool = False
+    graphs: bool = True
     interpret: bool = False
 
     def __post_init__(self) -> None:
@@ -45,5 +47,7 @@ class VerifyOptions:
             faults.append(f"prompt is {self.prompt}; rows of different length need 3 or more")
         if self.layers is not None and (not self.layers or min(self.layers) < 0):
             faults.append(f"layers is {self.layers}; name some, from 0 on")
+        if self.layers is not None and not self.graphs:
+            faults.append("layers are chosen, and no graphs are compared; leave one of both away")
         if faults:
             raise ConfigError("\n  ".join(faults))

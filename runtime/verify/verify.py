@@ -49,13 +49,15 @@ def verify_bundle(
     require("polygraphy", extra="verify")
     bundle = open_bundle(folder, kind="engine", weights_root=weights_root)
     work = Work.of(bundle, options, threads)
-    graphs, cause = _graphs(work)
+    graphs, cause = _graphs(work, work.engine) if work.engine and options.graphs else ([], None)
     notes = list(work.reference.notes)
     if options.interpret:
         notes.append(
             "no plan ran: the graphs they are built from were interpreted in float32 by ONNX "
             "Runtime"
         )
+    if not options.graphs:
+        notes.append("no graph was compared by itself: where something is wrong stays open")
     free_run = None
     if options.layers is not None:
         notes.append("the free run was left out, as layers were chosen")
@@ -65,9 +67,9 @@ def verify_bundle(
         free_run = _free_run(work)
     return Verification(
         bundle=str(folder),
-        engine=work.engine.name,
+        engine=work.engine.name if work.engine else f"{bundle.manifest.backend} engine",
         reference=work.reference.probe.name,
-        dtype=work.engine.dtype,
+        dtype=work.dtype,
         layers=bundle.config.num_layers,
         rows=tuple(len(row) for row in work.rows.rows),
         decoded=work.decoded,
@@ -79,7 +81,7 @@ def verify_bundle(
     )
 
 
-def _graphs(work: Work) -> tuple[list[GraphResult], Cause | None]:
+def _graphs(work: Work, engine: Probe) -> tuple[list[GraphResult], Cause | None]:
     from export_grok.runtime.verify.walk import graph_names, walk
 
     names = graph_names(work.bundle.config.num_layers)
@@ -91,7 +93,7 @@ def _graphs(work: Work) -> tuple[list[GraphResult], Cause | None]:
     with progress_bar("graphs", len(names), unit="graphs") as advance:
         for result, feed, outputs in walk(
             work.reference.probe,
-            work.engine,
+            engine,
             work.graph_steps,
             work.tolerances,
             max_length=work.max_length,
@@ -168,5 +170,6 @@ def _free_run(work: Work) -> FreeRun:
         else:
             wanted = heard_by(reference.probe)
         floor = None if work.floor is None else judged(heard_by(work.floor))
-        engine = heard_by(work.engine) if work.options.interpret else heard_in(work.bundle)
+        interpreted = work.engine if work.options.interpret else None
+        engine = heard_by(interpreted) if interpreted else heard_in(work.bundle)
         return judged(engine, floor)

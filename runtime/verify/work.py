@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from export_grok.artifacts import Bundle
+from export_grok.config import Dtype
 from export_grok.engines.backend import open_interpreter, open_probe
 from export_grok.engines.probe import Probe
 from export_grok.errors import ConfigError
@@ -29,7 +30,8 @@ class Work:
         options: of the user.
         threads: for engines to compute with.
         reference: what is right.
-        engine: runs the graphs one at a time.
+        engine: runs the graphs one at a time; None if only the whole engine is compared.
+        dtype: of the engine.
         floor: for an engine that is not float32, the same in its dtype with the roundings of the
             original.
         tolerances: that are allowed.
@@ -44,7 +46,8 @@ class Work:
     options: VerifyOptions
     threads: int | None
     reference: Reference
-    engine: Probe
+    engine: Probe | None
+    dtype: Dtype
     floor: Probe | None
     tolerances: Tolerances
     rows: Rows
@@ -66,15 +69,19 @@ class Work:
         _check_layers(options.layers, bundle)
         tolerances_of(bundle.config, given=options.tolerances)  # refused before anything loads
         reference = reference_of(options.against, bundle, threads=threads)
-        opened = open_interpreter if options.interpret else open_probe
-        engine = opened(bundle, threads=threads)
-        tolerances = tolerances_of(bundle.config, engine.dtype, options.tolerances)
+        engine = None
+        if options.interpret:
+            engine = open_interpreter(bundle, threads=threads)
+        elif options.graphs:
+            engine = open_probe(bundle, threads=threads)
+        dtype = bundle.manifest.dtype if engine is None else engine.dtype
+        tolerances = tolerances_of(bundle.config, dtype, options.tolerances)
         floor = None
-        if engine.dtype != "float32":
+        if dtype != "float32":
             require("torch", extra="verify")
             from export_grok.runtime.torch_probe import TorchProbe
 
-            floor = TorchProbe.of_bundle(bundle, engine.dtype)
+            floor = TorchProbe.of_bundle(bundle, dtype)
         goldens = reference.goldens
         sizes: dict[str, int] = bundle.manifest.engine.get("sizes", {})
         if goldens is None:
@@ -104,6 +111,7 @@ class Work:
             threads=threads,
             reference=reference,
             engine=engine,
+            dtype=dtype,
             floor=floor,
             tolerances=tolerances,
             rows=rows,

@@ -61,7 +61,7 @@ def test_plans_are_built_shown_and_without_a_gpu_do_not_run_but_are_interpreted(
     text = refused("logits", engine, "--tokens", tokens, "--out", out, code=1)
     assert "TensorRT plans need an NVIDIA GPU" in text
     quick = ("--prompt", 20, "--tokens", 2, "--threads", 1)
-    assert "add --interpret" in refused("verify", engine, *quick, code=1)
+    assert f"export-grok verify {engine} --interpret" in refused("verify", engine, *quick, code=1)
     outcome = done("verify", engine, *quick, "--interpret")
     assert outcome.err == ""
     for said in (

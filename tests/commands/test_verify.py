@@ -75,6 +75,7 @@ def test_the_report_is_written_of_a_wrong_engine_too(
         (("--tolerance", "h_out=-1"), "the tolerance of h_out is -1.0"),
         (("--layers", "0,five"), "'0,five' is no list of layers; write e.g. 0,5,63"),
         (("--layers", "9"), "there is no layer 9"),
+        (("--layers", "1", "--no-graphs"), "layers are chosen, and no graphs are compared"),
         (("--against", "nowhere"), "there is no such reference"),
         (("--against", "goldens"), "there are no results of the original program"),
         (("--tokens", "-1"), "tokens is -1"),

@@ -153,6 +153,21 @@ def test_chosen_layers_are_compared_and_no_others(bundle_of: BundleOf) -> None:
     assert any("free run" in note for note in found.notes)
 
 
+def test_without_graphs_the_whole_engine_is_compared_alone(
+    bundle_of: BundleOf, tmp_path: Path
+) -> None:
+    bundle = bundle_of("demo")
+    for folder, passed in (
+        (bundle.folder, True),
+        (plant_fault(bundle, FAULTS["silu_for_gelu"], tmp_path / "wrong").folder, False),
+    ):
+        found = verify_bundle(folder, options(graphs=False), threads=1)
+        assert found.graphs == ()
+        assert found.free_run is not None
+        assert found.passed is passed
+        assert (found.engine, found.dtype) == ("ort engine", "float32")
+
+
 def test_a_tolerance_of_nothing_fails_a_right_engine(bundle_of: BundleOf) -> None:
     found = verify_bundle(
         bundle_of("demo").folder, options(layers=(1,), tolerances={"moe": 0.0}), threads=1
