@@ -41,8 +41,8 @@ tolerance by which the engine with native kernels is off from what the original 
 
 {table}
 
-Of {choices} choices of experts {flips} were not the reference's, near ties all. Running free:
-{free}."""
+{flips} of {choices} choices of experts differed from the reference's; only near ties may. Running
+free: {free}."""
 
 FAULTS_ABOVE = """\
 ## Mistakes that are found
@@ -168,7 +168,7 @@ def _noise(engines: Mapping[str, Path]) -> str:
     return NOISE_ABOVE.format(
         models=", ".join(engines),
         table="\n".join(head + rows),
-        flips=flips or "none",
+        flips=flips or "None",
         choices=f"{choices:,}",
         free=f"{free['native']} with native kernels, {free['builtin']} with built-in ones",
     )
