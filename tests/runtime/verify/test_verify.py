@@ -1,5 +1,6 @@
 """Right engines pass against every reference; each planted fault is found, and named."""
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from export_grok.artifacts import Bundle
+from export_grok.artifacts import Bundle, record_of, write_manifest
+from export_grok.config import ExportOptions
+from export_grok.engines.pipeline import engine_from_source
 from export_grok.errors import ConfigError, MissingDependencyError
 from export_grok.export.demo import write_demo_checkpoint
 from export_grok.runtime.open import open_session
@@ -113,11 +116,26 @@ def test_damaged_weights_are_found_against_the_checkpoint_only(
     bundle_of: BundleOf, tmp_path: Path
 ) -> None:
     """The model in PyTorch reads the bundle's weights: it is wrong in the same way."""
-    wrong = plant_fault(bundle_of("demo"), FAULTS["corrupted_block"], tmp_path / "wrong")
-    against = str(bundle_of("demo").weights_root)
-    found = verify_bundle(wrong.folder, options(against=against), threads=1)
+    checkpoint, out = bundle_of("demo").weights_root, tmp_path / "copied"
+    copied = engine_from_source(
+        checkpoint, out, backend="ort", options=ExportOptions(copy_weights=True)
+    )
+    weight = copied.index()["layers.1.attention.key.weight"]
+    path = copied.weights_root / weight.file
+    content = bytearray(path.read_bytes())
+    middle = weight.offset + weight.nbytes // 2
+    content[middle : middle + 64] = bytes(64)
+    path.write_bytes(content)
+    # As if the file were too large to be looked at whole when a bundle is opened.
+    records = copied.manifest.weight_files | {weight.file: record_of(path)}
+    write_manifest(out, dataclasses.replace(copied.manifest, weight_files=records))
+
+    assert verify_bundle(out, options(), threads=1).passed
+    found = verify_bundle(out, options(against=str(checkpoint)), threads=1)
     assert found.failed is not None
     assert str(found.failed.graph) == "layer 1"
+    assert found.failed.first_failed is not None
+    assert found.failed.first_failed.tensor == "k_out"
 
 
 def test_what_is_wrong_between_graphs_shows_running_free(
