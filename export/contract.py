@@ -37,10 +37,21 @@ from export_grok.errors import BuildError
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["GRAPH_KINDS", "GraphKind", "Port", "check_contract", "ports", "weight_prefix"]
+__all__ = [
+    "CACHE_OF",
+    "GRAPH_KINDS",
+    "GraphKind",
+    "Port",
+    "check_contract",
+    "ports",
+    "weight_prefix",
+]
 
 GraphKind = Literal["embedding", "layer", "head", "head_all"]
 GRAPH_KINDS: tuple[GraphKind, ...] = get_args(GraphKind)
+
+# The input whose memory an output of a layer is.
+CACHE_OF = {"k_out": "k_cache", "v_out": "v_cache"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +98,7 @@ def ports(
             input_("k_cache", cache),
             input_("v_cache", cache),
             output("h_out", hidden),
-            output("k_out", cache, aliases="k_cache"),
-            output("v_out", cache, aliases="v_cache"),
+            *(output(name, cache, aliases=aliased) for name, aliased in CACHE_OF.items()),
         ),
         "head": (
             input_("h", hidden),

@@ -10,7 +10,7 @@ from export_grok.export.contract import GraphKind, check_contract, ports, weight
 from export_grok.files import atomic_file
 from export_grok.weights import Weight, WeightIndex
 
-__all__ = ["stamped", "write_graph"]
+__all__ = ["content_of", "stamped", "write_graph"]
 
 _IR_DTYPES = {
     "int8": ir.DataType.INT8,
@@ -72,15 +72,20 @@ def stamped(
     return model
 
 
+def content_of(model: ir.Model) -> bytes:
+    """Return what the file of a graph holds: the same bytes for the same graph."""
+    content: bytes = ir.serde.serialize_model(model).SerializeToString(deterministic=True)
+    return content
+
+
 def write_graph(model: ir.Model, path: Path) -> None:
     """Write the graph, without the weights it points at, whole or not at all.
 
     Raises:
         OutputError: `path` cannot be written.
     """
-    proto = ir.serde.serialize_model(model)
     with atomic_file(path) as file:
-        file.write(proto.SerializeToString(deterministic=True))
+        file.write(content_of(model))
 
 
 def _external(weight: Weight, name: str, root: Path) -> ir.ExternalTensor:

@@ -84,6 +84,12 @@ class Bundle:
         return self.manifest.config
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """What the engine was built for, as `batch` and `max_length`; empty if for any."""
+        sizes: dict[str, int] = self.manifest.engine.get("sizes", {})
+        return sizes
+
+    @property
     def head_root(self) -> Path:
         """Folder that the initialisers of the graphs `head` and `head_all` start from."""
         return self.folder if self.manifest.head == "int8" else self.weights_root

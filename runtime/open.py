@@ -61,5 +61,5 @@ def open_session(
 def ranks_of(bundle: Bundle) -> int:
     """Return how many ranks the engine of a bundle was built for."""
     engine = bundle.manifest.engine
-    ranks: int = engine.get("tensor_parallel") or engine.get("sizes", {}).get("tensor_parallel", 1)
+    ranks: int = engine.get("tensor_parallel") or bundle.sizes.get("tensor_parallel", 1)
     return ranks

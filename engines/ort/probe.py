@@ -19,11 +19,11 @@ from export_grok.engines.ort.graphs import bound, head_options, load_graph, sess
 from export_grok.engines.probe import GraphName, Probe, Run
 from export_grok.engines.taps import PREFIX, tapped, taps_of
 from export_grok.errors import BundleError, ConfigError
+from export_grok.export.contract import CACHE_OF
+from export_grok.export.graphs import content_of
 from export_grok.plugins.kernels import Kernels, native_kernels
 
 __all__ = ["OrtProbe", "open_functions", "open_probe"]
-
-CACHES = {"k_cache": "k_out", "v_cache": "v_out"}
 
 FUNCTIONS = Kernels(reason="the function bodies are asked for")
 
@@ -108,9 +108,7 @@ class OrtProbe:
         folder = self._bundle.folder
         exported = folder / graph_file(name.kind, name.layer)
         path = folder / graph_file(name.kind, name.layer, variant=self._variant)
-        options = self._layer_options if name.layer is not None else self._head_options
-        if name.kind == "embedding":
-            options = self._layer_options
+        options = self._head_options if name.kind.startswith("head") else self._layer_options
         with loaded(path, options, taps=exported) as run:
             yield run
 
@@ -130,16 +128,18 @@ def loaded(path: Path, options: ort.SessionOptions, *, taps: Path) -> Iterator[R
     model = read_graph(path)
     exported = model if taps == path else read_graph(taps)
     taps_by_value = {tap: str(value.name) for tap, value in taps_of(exported).items()}
-    session = load_graph(path, options, content=serialised(tapped(model, taps_by_value)))
+    session = load_graph(path, options, content=content_of(tapped(model, taps_by_value)))
 
     names = [value.name for value in session.get_outputs()]
 
     def run(inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         arrays = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
         # As in a session, a cache is written in place: kernels rely on it.
-        caches = {cache: arrays[cache].copy() for cache in CACHES if cache in arrays}
-        outputs = {CACHES[cache]: array for cache, array in caches.items()}
-        binding = bound(session, arrays | caches, outputs)
+        outputs = {
+            name: arrays[cache].copy() for name, cache in CACHE_OF.items() if cache in arrays
+        }
+        arrays |= {CACHE_OF[name]: array for name, array in outputs.items()}
+        binding = bound(session, arrays, outputs)
         others = [name for name in names if name not in outputs]
         for name in others:
             binding.bind_output(name, "cpu")
@@ -161,9 +161,3 @@ def read_graph(path: Path) -> ir.Model:
         return ir.load(path)
     except Exception as error:  # a damaged file raises what its bytes lead protobuf to
         raise BundleError(f"{path} cannot be read as an ONNX graph: {error}") from error
-
-
-def serialised(model: ir.Model) -> bytes:
-    """Return the graph as the content of a file."""
-    content: bytes = ir.serde.serialize_model(model).SerializeToString()
-    return content

@@ -17,6 +17,7 @@ from export_grok.engines.trt.contract import check_contract
 from export_grok.engines.trt.lower import lower_template
 from export_grok.engines.trt.record import PHASES, GraphRecord, Sizes
 from export_grok.export.contract import GRAPH_KINDS, GraphKind
+from export_grok.export.graphs import content_of
 from export_grok.optional import require
 from export_grok.plugins.plugin_graph import plugin_calls
 from export_grok.plugins.ptx.compiler import kernel_hash
@@ -40,9 +41,7 @@ class StaticGraph:
     @property
     def content(self) -> bytes:
         """What its file holds."""
-        proto = ir.serde.serialize_model(self.model)
-        content: bytes = proto.SerializeToString(deterministic=True)
-        return content
+        return content_of(self.model)
 
 
 def static_graphs(graphs: Bundle, sizes: Sizes, sums: Sums = "plan") -> tuple[StaticGraph, ...]:

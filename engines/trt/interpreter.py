@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from export_grok.artifacts import Bundle
 from export_grok.engines.assembly import Assembly, RankedPart
 from export_grok.engines.ort.graphs import load_graph, session_options
-from export_grok.engines.ort.probe import serialised
 from export_grok.engines.probe import TAPS, Run
 from export_grok.engines.taps import PREFIX
 from export_grok.engines.trt.host import HostDevice
@@ -29,6 +28,7 @@ from export_grok.engines.trt.probe import TrtProbe
 from export_grok.engines.trt.record import Binding, GraphRecord, PlanRecord, TrtRecord, record_in
 from export_grok.engines.trt.tensors import ELEMENTS
 from export_grok.engines.trt.twin import DTYPE, Twin, check_graphs, twins_of
+from export_grok.export.graphs import content_of
 from export_grok.export.partition import part_of
 from export_grok.plugins.kernels import Kernels
 
@@ -131,7 +131,7 @@ class Interpreter:
         twin = self._twins[plan.name]
         if plan.name not in self._sessions:
             self._sessions[plan.name] = [
-                load_graph(plan, self._options, content=serialised(part)) for part in twin.parts
+                load_graph(plan, self._options, content=content_of(part)) for part in twin.parts
             ]
         return InterpretedEngine(self, device, twin, self._sessions[plan.name])
 

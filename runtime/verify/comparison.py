@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from export_grok.export.contract import CACHE_OF
 from export_grok.runtime.verify.choice import Experts, choice
-from export_grok.runtime.verify.deviation import CACHES, Statistic, Tokens, touched
+from export_grok.runtime.verify.deviation import Statistic, Tokens, touched
 from export_grok.runtime.verify.result import Deviation
 from export_grok.runtime.verify.steps import Step
 from export_grok.runtime.verify.tolerances import BFLOAT16_FACTOR, TENSORS, Tolerances
@@ -85,8 +86,8 @@ def compared(
         if name in AFTER_CHOICE:
             one = one.only(kept)
         deviations.append(one.deviation(step.name, allowed, statistic))
-        if name in CACHES and CACHES[name] in inputs:
-            deviations += touched(name, found[name], inputs[CACHES[name]], step)
+        if name in CACHE_OF and CACHE_OF[name] in inputs:
+            deviations += touched(name, found[name], inputs[CACHE_OF[name]], step)
     return Findings(
         deviations=tuple(deviations), choices=choices, flips=flips, near_ties=near_ties
     )

@@ -7,14 +7,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from export_grok.export.contract import CACHE_OF
 from export_grok.runtime.verify.result import Deviation, Place
 from export_grok.runtime.verify.steps import Step
 
-__all__ = ["CACHES", "Statistic", "Tokens", "token_errors", "touched"]
+__all__ = ["Statistic", "Tokens", "token_errors", "touched"]
 
 Statistic = Literal["largest", "mean"]
 
-CACHES = {"k_out": "k_cache", "v_out": "v_cache"}
 TINY = 1e-30
 
 
@@ -53,7 +53,7 @@ class Tokens:
     def of(cls, name: str, found: NDArray[Any], wanted: NDArray[Any], step: Step) -> "Tokens":
         """Return the values of a tensor that belong to tokens that count."""
         rows, places = np.nonzero(step.counts)
-        if name in CACHES:
+        if name in CACHE_OF:
             slots = step.positions[rows, places]
             parts = [array[rows, :, slots] for array in (found, wanted)]
         elif name == "logits" and found.ndim == 2:  # of one token of each row

@@ -31,8 +31,6 @@ def cause_of(
     steps: Sequence[Step],
     reference: TorchProbe,
     tolerances: Tolerances,
-    *,
-    advance: Callable[[int], None] = lambda done: None,
 ) -> Cause | None:
     """Return the known mistake that explains a failed graph; None if none does.
 
@@ -43,7 +41,6 @@ def cause_of(
         steps: that were fed.
         reference: what is right.
         tolerances: that are allowed.
-        advance: is told of every mistake that was tried.
     """
     failed = result.first_failed
     if failed is None:
@@ -71,12 +68,11 @@ def cause_of(
     for fault in _suspects(result.graph, failed.tensor):
         with mistaken(fault, reference) as wrong:
             error = error_of(wrong, result.graph)
-        advance(1)
         if error is not None:
             causes.append(Cause(fault=fault.name, title=fault.title, error=error))
     if causes:
         return min(causes, key=lambda cause: cause.error)
-    return _other_layer(result.graph, reference, error_of, advance)
+    return _other_layer(result.graph, failed.tensor, reference, error_of)
 
 
 def _suspects(graph: GraphName, tensor: str) -> list[Fault]:
@@ -90,18 +86,20 @@ def _suspects(graph: GraphName, tensor: str) -> list[Fault]:
 
 def _other_layer(
     graph: GraphName,
+    tensor: str,
     reference: TorchProbe,
     error_of: Callable[[TorchProbe, GraphName], float | None],
-    advance: Callable[[int], None],
 ) -> Cause | None:
-    """Return the cause if the engine computes with the weights of another layer."""
-    if graph.kind != "layer":
+    """Return the cause if the engine computes with the weights of another layer.
+
+    Then its first wrong tensor are the keys; for any other, no layer need be tried.
+    """
+    if graph.kind != "layer" or tensor != "k_out":
         return None
     for layer in range(reference.config.num_layers):
         if layer == graph.layer:
             continue
         error = error_of(reference, GraphName(kind="layer", layer=layer))
-        advance(1)
         if error is not None:
             return Cause(
                 fault="another_layer",

@@ -10,7 +10,7 @@ from export_grok.artifacts import Bundle
 from export_grok.errors import RequestError
 from export_grok.runtime.generate import tokenizer_of
 
-__all__ = ["PARTS", "TEXT", "Rows", "batch_of", "rows_of"]
+__all__ = ["TEXT", "Rows", "batch_of", "lengths_of", "rows_of"]
 
 # Of the rows' prompts: as parts of the longest.
 PARTS = (1.0, 0.7, 0.15)
@@ -44,8 +44,12 @@ class Rows:
 
 def batch_of(bundle: Bundle) -> int:
     """Return how many rows are fed: three, or what the engine was built for if that is less."""
-    sizes: dict[str, int] = bundle.manifest.engine.get("sizes", {})
-    return min(len(PARTS), sizes.get("batch", len(PARTS)))
+    return min(len(PARTS), bundle.sizes.get("batch", len(PARTS)))
+
+
+def lengths_of(batch: int, *, prompt: int, tokens: int) -> list[int]:
+    """Return the tokens of each row: its part of the longest prompt, and those decoded singly."""
+    return [max(1, int(prompt * part)) + tokens for part in PARTS[:batch]]
 
 
 def rows_of(
@@ -64,7 +68,7 @@ def rows_of(
         BundleError: a text was given, and the bundle has no tokenizer, or one of another model.
         RequestError: the text cannot be read, or is too short.
     """
-    lengths = [max(1, int(prompt * part)) + tokens for part in PARTS[:batch]]
+    lengths = lengths_of(batch, prompt=prompt, tokens=tokens)
     if text is None and bundle.tokenizer is None:
         random = np.random.default_rng(0)
         some = [random.integers(3, bundle.config.vocab_size, length) for length in lengths]
@@ -74,7 +78,7 @@ def rows_of(
         )
     ids = tokenizer_of(bundle).encode(_read(text) if text else TEXT)
     if len(ids) < sum(lengths):
-        if text is None:  # a tokenizer of whole sentences
+        if text is None:  # the verses once more
             ids = ids * (1 + sum(lengths) // len(ids))
         else:
             raise RequestError(

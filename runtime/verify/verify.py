@@ -45,6 +45,7 @@ def verify_bundle(
         MissingDependencyError: polygraphy, torch, or what the engine needs is not installed.
         RankError: one of the engine's ranks died or stalled.
         RequestError: the text or the goldens cannot be read, or tokens do not fit.
+        VerificationError: the engine and the reference have no tensor in common.
     """
     require("polygraphy", extra="verify")
     bundle = open_bundle(folder, kind="engine", weights_root=weights_root)
@@ -146,7 +147,7 @@ def _free_run(work: Work) -> FreeRun:
                 return heard(session)
 
         def heard_in(bundle: Bundle) -> Heard:
-            rows = bundle.manifest.engine.get("sizes", {}).get("batch", batch)
+            rows = bundle.sizes.get("batch", batch)
             with open_session(
                 bundle, batch=rows, max_length=work.max_length, threads=work.threads
             ) as session:

@@ -11,6 +11,7 @@ from polygraphy.logger import G_LOGGER
 from export_grok.config import Dtype
 from export_grok.engines.probe import GraphName, Probe
 from export_grok.errors import VerificationError
+from export_grok.export.contract import CACHE_OF
 from export_grok.runtime.verify.comparison import beside
 from export_grok.runtime.verify.poly.compare import ProbeCompare
 from export_grok.runtime.verify.poly.runner import ProbeRunner
@@ -82,7 +83,7 @@ class GraphFeed:
             noise = np.random.default_rng(graph.layer or 0)
             config = reference.config
             shape = (len(steps[0].start), config.num_kv_heads, max_length, config.key_size)
-            for name in ("k_cache", "v_cache"):
+            for name in CACHE_OF.values():
                 self._caches[name] = noise.standard_normal(shape, np.float32)
 
     def __iter__(self) -> Iterator[Arrays]:
@@ -101,7 +102,7 @@ class GraphFeed:
             for hidden in ("h", "h_out"):
                 if hidden in outputs:
                     self.hidden.append(outputs[hidden])
-            for cache, output in (("k_cache", "k_out"), ("v_cache", "v_out")):
+            for output, cache in CACHE_OF.items():
                 if output in outputs:
                     self._caches[cache] = outputs[output]
 

@@ -83,7 +83,6 @@ class Work:
 
             floor = TorchProbe.of_bundle(bundle, dtype)
         goldens = reference.goldens
-        sizes: dict[str, int] = bundle.manifest.engine.get("sizes", {})
         if goldens is None:
             rows = rows_of(
                 bundle,
@@ -98,7 +97,7 @@ class Work:
             rows = Rows(rows=prompts, source="the original program's prompts")
             decoded = goldens.decoded
         longest = max(len(row) for row in rows.rows)
-        length = min(sizes.get("max_length", longest), bundle.config.sequence_len)
+        length = min(bundle.sizes.get("max_length", longest), bundle.config.sequence_len)
         if longest > length:
             raise ConfigError(
                 f"rows of {longest} tokens do not fit this engine, which takes {length}; take a "

@@ -36,7 +36,6 @@ class ProbeCompare(BaseCompareFunc):  # type: ignore[misc]  # polygraphy has no 
         tolerances: Tolerances,
         *,
         statistic: Statistic = "largest",
-        report: Callable[[Findings], None] = lambda findings: None,
     ) -> None:
         """Take what the runners are fed.
 
@@ -45,14 +44,12 @@ class ProbeCompare(BaseCompareFunc):  # type: ignore[misc]  # polygraphy has no 
             inputs: gives those of a step by its number.
             tolerances: that are allowed.
             statistic: over tokens, see `runtime.verify.deviation.compared`.
-            report: is told of every step.
         """
         self.findings: dict[tuple[str, str], list[Findings]] = {}
         self._steps = steps
         self._inputs = inputs
         self._tolerances = tolerances
         self._statistic: Statistic = statistic
-        self._report = report
 
     def __call__(
         self, reference: IterationResult, engine: IterationResult
@@ -62,7 +59,6 @@ class ProbeCompare(BaseCompareFunc):  # type: ignore[misc]  # polygraphy has no 
         number = len(done) % len(self._steps)
         found = self._compared(_arrays(engine), _arrays(reference), number)
         done.append(found)
-        self._report(found)
         return OrderedDict(
             (tensor, all(one.passed for one in found.deviations if one.tensor == tensor))
             for tensor in _tensors(found.deviations)

@@ -145,8 +145,7 @@ class GivenInputs:
 
 def _made(file: GraphFile, seed: int) -> tuple[tuple[Step, ...], list[dict[str, NDArray[Any]]]]:
     config, graph = file.bundle.config, file.graph
-    sizes = file.bundle.manifest.engine.get("sizes", {})  # that plans of TensorRT are made for
-    slots = min(SLOTS, config.sequence_len, sizes.get("max_length", SLOTS))
+    slots = min(SLOTS, config.sequence_len, file.bundle.sizes.get("max_length", SLOTS))
     reading = Reading(
         batch=batch_of(file.bundle),
         longest=max(1, slots - SPARE),

@@ -24,7 +24,7 @@ from export_grok.export.checkpoint import open_weights
 from export_grok.export.demo import DEMO_MODEL
 from export_grok.optional import require
 from export_grok.runtime.tokenizer import Tokenizer
-from export_grok.runtime.verify.rows import PARTS, TEXT
+from export_grok.runtime.verify.rows import TEXT, lengths_of
 from export_grok.runtime.verify.steps import Step, faint, steps_of
 
 if TYPE_CHECKING:
@@ -154,8 +154,7 @@ def _steps(reading: Reading) -> tuple[Step, ...]:
     ids = np.array(Tokenizer(DEMO_MODEL / TOKENIZER).encode(TEXT))
     ids = np.roll(ids, -reading.seed * reading.longest)
     decode = min(DECODE, reading.longest - 1)
-    prompt = reading.longest - decode
-    lengths = [max(1, int(prompt * part)) + decode for part in PARTS[: reading.batch]]
+    lengths = lengths_of(reading.batch, prompt=reading.longest - decode, tokens=decode)
     borders = np.cumsum([0, *lengths])
     rows = [ids[first:last].tolist() for first, last in itertools.pairwise(borders)]
     return steps_of(rows, decode=decode, chunk=CHUNK, max_length=reading.slots)

@@ -6,6 +6,7 @@ from export_grok.errors import ConfigError
 from export_grok.runtime.verify.faults.fault import Fault
 from export_grok.runtime.verify.faults.library import FAULTS, fault_named
 from export_grok.runtime.verify.tolerances import FREE_RUN, TENSORS
+from tests.documents import ROOT
 
 PLACES = {"embedding": {"h"}, "head": {"logits"}}
 LAYER = TENSORS.keys() - {"h", "logits", FREE_RUN}
@@ -40,3 +41,7 @@ def test_a_fault_is_found_by_its_name_and_a_wrong_one_told_the_nearest() -> None
         ConfigError, match="no fault 'xyz'; known are embedding_multiplier_missing"
     ):
         fault_named("xyz")
+
+
+def test_the_readme_counts_them_right() -> None:
+    assert f"of {len(FAULTS)} kinds" in (ROOT / "README.md").read_text(encoding="utf-8")
