@@ -12,6 +12,7 @@ __all__ = [
     "ConfigError",
     "ExportGrokError",
     "MissingDependencyError",
+    "NeedsError",
     "NumericsError",
     "OutputError",
     "RankError",
@@ -69,6 +70,12 @@ class BuildError(ExportGrokError):
 
 class OutputError(ExportGrokError):
     """The output cannot be written: another place, or more room."""
+
+
+class NeedsError(ExportGrokError):
+    """There is too little disk, memory or GPU memory for the work: make room, or force it."""
+
+    exit_code = 2
 
 
 class RankError(ExportGrokError):

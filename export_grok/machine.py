@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Machine", "this_machine"]
+__all__ = ["Machine", "available_memory", "this_machine"]
 
 # A test has files of its own in its place.
 ROOT = Path("/")
@@ -47,6 +47,40 @@ def this_machine() -> Machine:
         memory=memory,
         memory_limit=memory_limit if memory_limit < memory else None,
     )
+
+
+def available_memory() -> int:
+    """Return how many bytes this process may still take without the system swapping or killing.
+
+    What its control groups have left counts too; pages of files in memory are no hindrance.
+    """
+    machine = this_machine()
+    available = machine.memory
+    for line in _text(ROOT / "proc/meminfo").splitlines():
+        name, _, text = line.partition(":")
+        if name == "MemAvailable":
+            available = int(text.split()[0]) * 1024
+    return min([available, *_memory_left()])
+
+
+def _memory_left() -> Iterator[int]:
+    for folder in _control_groups("memory"):
+        for limit_name, held in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            limit, used = _text(folder / limit_name).strip(), _text(folder / held).strip()
+            if limit.isdecimal() and used.isdecimal():
+                yield max(0, int(limit) - int(used) + _file_pages(folder))
+
+
+def _file_pages(group: Path) -> int:
+    """Return the bytes of files in memory that a control group is charged for."""
+    for line in _text(group / "memory.stat").splitlines():
+        name, _, value = line.partition(" ")
+        if name in ("file", "cache"):
+            return int(value)
+    return 0
 
 
 def _cores() -> int:
