@@ -29,14 +29,9 @@ def main(folder: Path, layers: int, steps: int, against_torch: bool) -> None:
     tokens, logits = folder / "tokens.npy", folder / "logits.npz"
     np.save(tokens, np.random.default_rng(0).integers(0, 131072, (1, PROMPT_TOKENS + steps)))
     if not checkpoint.exists():
-        code = (
-            "import dataclasses, sys, pathlib\n"
-            "from export_grok.config import GROK_1\n"
-            "from export_grok.export.random_checkpoint import write_random_checkpoint\n"
-            f"config = dataclasses.replace(GROK_1, num_layers={layers})\n"
-            "write_random_checkpoint(config, pathlib.Path(sys.argv[1]))\n"
-        )
-        timed("write checkpoint", [sys.executable, "-c", code, str(checkpoint)])
+        stand_in = str(Path(__file__).resolve().parent / "stand_in.py")
+        command = [sys.executable, stand_in, str(folder), "--layers", str(layers)]
+        timed("write checkpoint", command)
     program = [sys.executable, "-m", "export_grok"]
     timed("index", [*program, "index", str(checkpoint)])
     timed("export", [*program, "export", str(checkpoint), "--out", str(engine)])

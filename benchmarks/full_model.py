@@ -2,44 +2,53 @@
 
     python benchmarks/full_model.py DIR [--decode 2]
 
-Writes files of the exact published sizes and headers into DIR (a few MB on disk), runs every stage
-as a user would, and prints a line for each with its time and the peak of its memory. Decoding
-reads every byte that a token of Grok-1 needs; all are zero, but neither kernels nor system know.
+Writes files of the exact published sizes and headers into DIR (a few MB on disk, see stand_in.py),
+runs every stage as a user would, and prints a line for each with its time and the peak of its
+memory, mapped files included and left out. Decoding reads every byte that a token of Grok-1 needs;
+all are zero, but neither kernels nor system know. Nor do import and check: they hash every byte.
 """
 
+import shutil
 import sys
 from pathlib import Path
 
 import click
 import numpy as np
+from stand_in import write_sparse
 from timed import timed
 
 from export_grok.config import GROK_1
-from export_grok.export.checkpoint import RELEASED_FOLDER, released_files
-from export_grok.export.released_layout import write_released
+
+PROGRAM = [sys.executable, "-m", "export_grok"]
+HERE = Path(__file__).resolve().parent
 
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--decode", "steps", default=2, show_default=True, help="Tokens to decode.")
-def main(folder: Path, steps: int) -> None:
+@click.option("--tp", default=8, show_default=True, help="Ranks to make graphs for too.")
+@click.option("--copies/--no-copies", default=True, help="Import and check all 318 GB too.")
+def main(folder: Path, steps: int, tp: int, copies: bool) -> None:
     """Run the stages at 64 layers in FOLDER."""
-    checkpoint, engine = folder / "checkpoint", folder / "engine"
+    checkpoint, engine, store = (folder / name for name in ("checkpoint", "engine", "store"))
     if not checkpoint.exists():
-        (checkpoint / RELEASED_FOLDER).mkdir(parents=True)
-        for name, arrays in released_files(GROK_1).items():
-            write_released(checkpoint / RELEASED_FOLDER / name, arrays, None)
-    program = [sys.executable, "-m", "export_grok"]
-    timed("index", [*program, "index", str(checkpoint)])
-    timed("export", [*program, "export", str(checkpoint), "--out", str(engine)])
-    timed("build-engine", [*program, "build-engine", str(engine)])
-    timed("build-engine again", [*program, "build-engine", str(checkpoint), "--out", str(engine)])
-    timed("inspect", [*program, "inspect", str(engine)])
+        write_sparse(GROK_1, checkpoint)
+    timed("index", [*PROGRAM, "index", str(checkpoint)])
+    timed("export", [*PROGRAM, "export", str(checkpoint), "--out", str(engine)])
+    timed("build-engine", [*PROGRAM, "build-engine", str(engine)])
+    timed("build-engine again", [*PROGRAM, "build-engine", str(checkpoint), "--out", str(engine)])
+    ranks = [sys.executable, str(HERE / "rank_graphs.py"), str(engine), "--tp", str(tp)]
+    timed(f"graphs of {tp} ranks", ranks)
+    timed("inspect", [*PROGRAM, "inspect", str(engine)])
+    if copies:
+        shutil.rmtree(store, ignore_errors=True)
+        timed("import", [*PROGRAM, "import", str(checkpoint), str(store)])
+        timed("index of the store", [*PROGRAM, "index", str(store)])
     if steps:
         tokens, logits = folder / "tokens.npy", folder / "logits.npz"
         np.save(tokens, np.arange(1, 1 + steps)[None])
         command = ["logits", str(engine), "--tokens", str(tokens), "--out", str(logits)]
-        timed(f"load, decode {steps}", [*program, *command, "--decode", str(steps)])
+        timed(f"load, decode {steps}", [*PROGRAM, *command, "--decode", str(steps)])
 
 
 if __name__ == "__main__":

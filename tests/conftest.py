@@ -166,7 +166,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out slow tests unless the marker expression speaks of them."""
+    """Leave out slow tests unless the marker expression speaks of them; the longest come first.
+
+    A test of a minute that is begun last leaves every other worker idle.
+    """
+    items.sort(key=lambda item: item.path.name != "test_readme.py")
     if "slow" in config.option.markexpr:
         return
     slow = [item for item in items if item.get_closest_marker("slow")]

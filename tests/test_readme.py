@@ -26,7 +26,7 @@ def test_the_two_first_commands_install_run_and_test() -> None:
     assert "pip install -c constraints.txt" in first.text
     assert "export-grok build-engine" in first.text
     assert "export-grok generate" in first.text
-    assert second.text.rstrip().endswith("pytest")
+    assert second.text.rstrip().endswith("pytest -n 2")
 
 
 def test_the_extras_that_are_installed_exist() -> None:
