@@ -10,7 +10,7 @@ from export_grok.export.parameters import Parameter
 from export_grok.export.released_layout import released_layout
 from export_grok.weights import Weight
 
-__all__ = ["Faults"]
+__all__ = ["Faults", "capped"]
 
 # A message with a fault for each of 770 files helps nobody; all are in its `faults`.
 MAX_PRINTED_FAULTS = 20
@@ -87,17 +87,17 @@ class Faults:
             UnsafePickleError: files ask for something that is no array; only they are named.
         """
         if self.unsafe:
-            raise _capped(UnsafePickleError, f"{path} is not to be trusted:", self.unsafe)
+            raise capped(UnsafePickleError, f"{path} is not to be trusted:", self.unsafe)
         faults = [*self.shapes, *self.other]
         if 2 * self.misfits > self.read:
-            raise _capped(
+            raise capped(
                 CheckpointError,
                 f"{path} seems to be another model than {source}: {self.misfits} of {self.read} "
                 "files hold other shapes; give the config.json of these weights:",
                 faults,
             )
         if faults:
-            raise _capped(
+            raise capped(
                 CheckpointError,
                 f"{path} does not hold what {source} asks for ({len(faults)} faults); "
                 "get the files named here again:",
@@ -122,7 +122,8 @@ def _cut(path: Path, parameters: dict[str, Parameter]) -> str:
     return f"has {held} of {needed} bytes: fetch it again" if held < needed else ""
 
 
-def _capped(kind: type[CheckpointError], summary: str, faults: list[str]) -> CheckpointError:
+def capped(kind: type[CheckpointError], summary: str, faults: list[str]) -> CheckpointError:
+    """Return the error of all faults, whose text shows the first of them."""
     shown = faults[:MAX_PRINTED_FAULTS]
     if len(faults) > len(shown):
         shown = [*shown, f"... and {len(faults) - len(shown)} more"]

@@ -15,7 +15,8 @@ import numpy as np
 from export_grok.config import GrokConfig
 from export_grok.errors import CheckpointError
 from export_grok.export.checkpoint import open_weights
-from export_grok.export.store import read_store_header
+from export_grok.export.safetensors_header import read_store_header
+from export_grok.needs import Needs, OnNeeds
 from export_grok.progress import progress_bar
 from export_grok.weights import Weight, WeightIndex, WeightReader
 
@@ -23,6 +24,12 @@ __all__ = ["QuantisedTensor", "quantisation_of"]
 
 # Values that are widened at once.
 BLOCK = 1 << 22
+
+# What the program takes with a block; and values a second that are counted, and that are held to
+# floats: of a full-size layer, on 2 cores.
+MEMORY = 100_000_000
+COUNT_RATE = 700e6
+COMPARE_RATE = 100e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +74,7 @@ def quantisation_of(
     *,
     config: GrokConfig | None = None,
     layers: int | None = None,
+    on_needs: OnNeeds = lambda needs: None,
 ) -> list[QuantisedTensor]:
     """Return every int8 tensor of a checkpoint, the worst first.
 
@@ -79,6 +87,7 @@ def quantisation_of(
             and in the layout of `export.parameters`.
         config: of the checkpoint, if it has no `config.json` and is not Grok-1.
         layers: only the first so many.
+        on_needs: gets what that needs, before any weights are read.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or the reference lacks tensors of it.
@@ -86,6 +95,7 @@ def quantisation_of(
     _, index = open_weights(checkpoint, config, layers)
     names = [weight.name for weight in index if weight.dtype == "int8"]
     floats = None if reference is None else _reference(reference, index, names)
+    on_needs(_needs(index, names, floats))
     total = sum(index[name].nbytes for name in names)
     with progress_bar("reading", total, unit="bytes") as advance:
         tensors = []
@@ -95,6 +105,17 @@ def quantisation_of(
     return sorted(
         tensors, key=lambda tensor: (tensor.relative_error or 0.0, tensor.saturated), reverse=True
     )
+
+
+def _needs(index: WeightIndex, names: list[str], floats: WeightIndex | None) -> Needs:
+    """Return what going through the matrices of these names takes."""
+    total = sum(index[name].nbytes for name in names)
+    mapped = max((index.files[index[name].file] for name in names), default=0)
+    if floats is None:
+        return Needs(memory=MEMORY, mapped=mapped, seconds=total / COUNT_RATE)
+    files = {floats.root / floats[name].file for name in names}
+    mapped += max(path.stat().st_size for path in files)
+    return Needs(memory=2 * MEMORY, mapped=mapped, seconds=total / COMPARE_RATE)
 
 
 def _reference(path: Path, index: WeightIndex, names: list[str]) -> WeightIndex:

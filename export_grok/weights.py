@@ -14,16 +14,20 @@ from numpy.typing import NDArray
 
 from export_grok.errors import BundleError, CheckpointError
 from export_grok.files import read_json, write_json
+from export_grok.regular_file import open_regular
 
 __all__ = ["NUMPY_DTYPES", "StoredDtype", "Weight", "WeightIndex", "WeightReader"]
 
-StoredDtype = Literal["int8", "bfloat16", "float16", "float32"]
+StoredDtype = Literal["int8", "bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2"]
 
 NUMPY_DTYPES: dict[StoredDtype, np.dtype[Any]] = {
     "int8": np.dtype(np.int8),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float16": np.dtype(np.float16),
     "float32": np.dtype(np.float32),
+    # of sources in other layouts alone
+    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
+    "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
 }
 
 FORMAT_VERSION = 1
@@ -191,7 +195,7 @@ class WeightReader:
         if weight.file not in self._maps:
             path = self._root / weight.file
             try:
-                with path.open("rb") as file:
+                with open_regular(path) as file:
                     self._maps[weight.file] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except (OSError, ValueError) as error:
                 raise CheckpointError(f"{path} cannot be mapped: {error}") from error

@@ -1,46 +1,39 @@
 """From float weights to the files of a released checkpoint: int8 matrices with bfloat16 scales.
 
-    scale[r, n] = bfloat16, rounded up, of max |w[k, n]| / 127 over the rows k of group r
-    weight[k, n] = round(w[k, n] / scale[k // (K / R), n])
-
-A scale that is rounded up never makes a weight larger than 127, so nothing is cut off. Shape
-letters are those of `export.model`.
+How they are rounded is told in `export.quantise`; shape letters are those of `export.model`.
 """
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from export_grok.config import GrokConfig
 from export_grok.errors import CheckpointError
 from export_grok.export.checkpoint import RELEASED_FOLDER, released_files
+from export_grok.export.load import tensor_from_array
 from export_grok.export.parameters import Parameter, model_parameters
+from export_grok.export.quantise import Quantiser
 from export_grok.export.released_layout import write_released
 from export_grok.files import atomic_file, write_json
 from export_grok.plugins.int8_linear.reference import dequantise
 
 __all__ = ["dequantised", "quantise", "quantised_weights", "write_checkpoint"]
 
-LARGEST = 127
-
 
 def quantise(matrix: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """Return int8 [..., K, N] and bfloat16 scales [..., R, N] of a float32 matrix [..., K, N]."""
-    grouped = matrix.reshape(*matrix.shape[:-2], groups, -1, matrix.shape[-1])
-    scales = _rounded_up(grouped.abs().amax(-2) / LARGEST)
-    # A column of zeros is zero by any scale.
-    divisor = torch.where(scales == 0, 1.0, scales.float())
-    weight = (grouped / divisor.unsqueeze(-2)).round().to(torch.int8)
-    return weight.flatten(-3, -2), scales
-
-
-def _rounded_up(x: Tensor) -> Tensor:
-    """Return the smallest bfloat16 that is at least x, for x >= 0."""
-    near = x.to(torch.bfloat16)
-    bits = near.view(torch.int16)
-    return torch.where(near.float() < x, bits + 1, bits).view(torch.bfloat16)
+    *lead, rows, columns = matrix.shape
+    weight = torch.empty(matrix.shape, dtype=torch.int8)
+    scales = torch.empty((*lead, groups, columns), dtype=torch.bfloat16)
+    quantiser = Quantiser(rows, columns, groups)
+    for index in np.ndindex(*lead):
+        quantiser.add(0, matrix[index].T.numpy().copy())
+        weight[index] = tensor_from_array(quantiser.codes)
+        scales[index] = tensor_from_array(quantiser.scales)
+    return weight, scales
 
 
 def quantised_weights(config: GrokConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
