@@ -16,10 +16,19 @@ from export_grok.errors import CheckpointError, ConfigError
 from export_grok.export.faults import Faults
 from export_grok.export.parameters import Parameter, model_parameters
 from export_grok.export.released_pickle import arrays_in
-from export_grok.export.store import read_store_header, store_files
+from export_grok.export.safetensors_header import read_store_header
+from export_grok.export.store.folder import is_half_made, store_files
 from export_grok.weights import Weight, WeightIndex
 
-__all__ = ["RELEASED_FOLDER", "holds_weights", "open_weights", "released_files"]
+__all__ = [
+    "RELEASED_FOLDER",
+    "FoundWeights",
+    "find_weights",
+    "first_layers",
+    "holds_weights",
+    "open_weights",
+    "released_files",
+]
 
 RELEASED_FOLDER = "ckpt-0"
 
@@ -79,9 +88,49 @@ def open_weights(
         ConfigError: the config cannot be read, or has fewer layers than `layers`.
         UnsafePickleError: files ask for something that is no array.
     """
+    found = find_weights(path, config, layers)
+    found.faults.check(path, found.source)
+    return found.config, found.index
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundWeights:
+    """What a folder of weights holds, right or wrong.
+
+    Attributes:
+        layout: "released" or "store".
+        config: of the tensors.
+        source: where the config is from, in words.
+        index: of the tensors in files that can be read; without faults these are all.
+        faults: what is wrong, but for the values.
+    """
+
+    layout: str
+    config: GrokConfig
+    source: str
+    index: WeightIndex
+    faults: Faults
+
+
+def find_weights(
+    path: Path, config: GrokConfig | None = None, layers: int | None = None
+) -> FoundWeights:
+    """Return what the weights in `path` are, and what is wrong with them.
+
+    The arguments are those of `open_weights`, which raises what is wrong.
+
+    Raises:
+        CheckpointError: `path` is no folder of weights, or a store that is half made.
+        ConfigError: the config cannot be read, or has fewer layers than `layers`.
+    """
+    if is_half_made(path):
+        raise CheckpointError(
+            f"{path} is half made: its import was broken off, or is still running; run "
+            "export-grok import again, and it goes on"
+        )
     kind = _recognised(path)
     whole, source = (config, "the given config") if config else _found_config(path)
-    part = _first_layers(whole, layers, source)
+    part = first_layers(whole, layers, source)
     faults = Faults()
     files = kind.files(whole)
     faults.other += _surplus(path / kind.folder, kind, files, source)
@@ -97,9 +146,14 @@ def open_weights(
         for weight in found:
             lengths[place] = (path / place).stat().st_size
             weights[weight.name] = dataclasses.replace(weight, file=place)
-    faults.check(path, source)
-    ordered = {name: weights[name] for name in wanted}
-    return part, WeightIndex(root=path, weights=ordered, files=lengths)
+    ordered = {name: weights[name] for name in wanted if name in weights}
+    return FoundWeights(
+        layout=kind.layout,
+        config=part,
+        source=source,
+        index=WeightIndex(root=path, weights=ordered, files=lengths),
+        faults=faults,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,12 +161,14 @@ class _Kind:
     """How a kind of checkpoint is stored.
 
     Attributes:
+        layout: its name.
         folder: of the files, below the checkpoint.
         pattern: of the names of files that must not be there unless the config asks for them.
         files: from the config to what each file holds.
         read: from a file to its tensors, by the keys in `files`.
     """
 
+    layout: str
     folder: str
     pattern: re.Pattern[str]
     files: Callable[[GrokConfig], Files]
@@ -120,12 +176,14 @@ class _Kind:
 
 
 _RELEASED = _Kind(
+    layout="released",
     folder=RELEASED_FOLDER,
     pattern=re.compile(r"tensor\d+_\d+"),
     files=released_files,
     read=arrays_in,
 )
 _STORE = _Kind(
+    layout="store",
     folder="",
     pattern=re.compile(r"(embedding|layer_\d+)\.safetensors"),
     files=store_files,
@@ -135,6 +193,8 @@ _STORE = _Kind(
 
 def holds_weights(path: Path) -> bool:
     """Return whether `path` is the folder of a checkpoint or a store, whole or not."""
+    if is_half_made(path):
+        return True
     try:
         _recognised(path)
     except CheckpointError:
@@ -175,7 +235,12 @@ def _found_config(path: Path) -> tuple[GrokConfig, str]:
     return GROK_1, "the published Grok-1 (there is no config.json)"
 
 
-def _first_layers(config: GrokConfig, layers: int | None, source: str) -> GrokConfig:
+def first_layers(config: GrokConfig, layers: int | None, source: str) -> GrokConfig:
+    """Return the config of the first `layers` of a model, or of all.
+
+    Raises:
+        ConfigError: `source`, where the config is from, has fewer.
+    """
     if layers is None:
         return config
     if not 1 <= layers <= config.num_layers:

@@ -12,7 +12,6 @@ import onnx_ir as ir
 
 from export_grok.artifacts import (
     COPIED_WEIGHTS,
-    TOKENIZER,
     WEIGHT_INDEX,
     Bundle,
     graph_file,
@@ -21,15 +20,19 @@ from export_grok.artifacts import (
 )
 from export_grok.config import EXPORT, ExportOptions, GrokConfig
 from export_grok.errors import CheckpointError, ExportGrokError
-from export_grok.export.checkpoint import RELEASED_FOLDER, open_weights
+from export_grok.export.checkpoint import open_weights
 from export_grok.export.contract import GRAPH_KINDS, GraphKind, ports
 from export_grok.export.graphs import stamped, write_graph
 from export_grok.export.head import head_error, write_head
-from export_grok.export.plan import Plan, begin, claim, current, finish, plan_of
-from export_grok.export.store import write_store
+from export_grok.export.index_source import IndexSource
+from export_grok.export.needs import graph_needs
+from export_grok.export.plan import Plan, begin, check_free, claim, current, finish, plan_of
+from export_grok.export.store.folder import write_store
+from export_grok.export.tokenizer_file import copy_tokenizer
 from export_grok.export.trace import template_from_config
-from export_grok.files import atomic_file, output_errors
+from export_grok.files import output_errors
 from export_grok.manifest import FileRecord, Manifest, WeightsPlace
+from export_grok.needs import Needs, OnNeeds
 from export_grok.progress import progress_bar
 from export_grok.weights import WeightIndex
 
@@ -38,7 +41,13 @@ __all__ = ["export_graphs"]
 logger = logging.getLogger(__name__)
 
 
-def export_graphs(source: Path, out: Path, options: ExportOptions = EXPORT) -> Bundle:
+def export_graphs(
+    source: Path,
+    out: Path,
+    options: ExportOptions = EXPORT,
+    *,
+    on_needs: OnNeeds = lambda needs: None,
+) -> Bundle:
     """Write the graphs of a checkpoint and return their folder.
 
     A folder that is up to date is returned as it is. One whose making was broken off is continued:
@@ -48,6 +57,7 @@ def export_graphs(source: Path, out: Path, options: ExportOptions = EXPORT) -> B
         source: folder of a checkpoint or store.
         out: folder to write. It may be `source` itself: then any ONNX tool finds the weights.
         options: how the graphs are made.
+        on_needs: gets what that needs, before anything is written; nothing if all is there.
 
     Raises:
         BundleError: `out` holds something else.
@@ -59,8 +69,12 @@ def export_graphs(source: Path, out: Path, options: ExportOptions = EXPORT) -> B
         _check_within(index)
     plan = plan_of(config, index, options)
     if not options.overwrite and (found := current(out, plan)):
+        on_needs(Needs())
+        finish(out)  # a run that was killed behind its manifest has left its plan
         return found
-    created = claim(out, source, copied=options.copy_weights, overwrite=options.overwrite)
+    check_free(out, source, copied=options.copy_weights, overwrite=options.overwrite)
+    on_needs(graph_needs(plan, index, out))
+    created = claim(out)
     try:
         return _write(plan, index, source, out)
     except ExportGrokError:
@@ -93,7 +107,7 @@ def _write(plan: Plan, index: WeightIndex, source: Path, out: Path) -> Bundle:
         head = write_head(plan.config, index, out, resume=resume)
         error = head_error(index, head)
         names += head.files
-    names += [*_write_graphs(plan, index, head, out), *_copy_tokenizer(source, out)]
+    names += [*_write_graphs(plan, index, head, out), *copy_tokenizer(source, out)]
     with output_errors(out):
         manifest = Manifest(
             kind="graphs",
@@ -126,7 +140,8 @@ def _copy_weights(
 ) -> WeightIndex:
     total = sum(weight.nbytes for weight in index)
     with progress_bar("copying weights", total, unit="bytes") as advance:
-        store = write_store(config, index, out / COPIED_WEIGHTS, resume=resume, progress=advance)
+        source = IndexSource(config, index)
+        store = write_store(source, out / COPIED_WEIGHTS, resume=resume, progress=advance)
     return WeightIndex(
         root=out,
         weights={
@@ -170,23 +185,6 @@ def _write_graphs(plan: Plan, index: WeightIndex, head: WeightIndex, out: Path) 
 def _check(template: ir.Model) -> None:
     """Hold a template to the ONNX standard; stamped graphs differ by initialisers only."""
     onnx.checker.check_model(ir.serde.serialize_model(template), full_check=True)
-
-
-def _copy_tokenizer(source: Path, out: Path) -> list[str]:
-    places = [source / TOKENIZER]
-    if source.resolve().name == RELEASED_FOLDER:
-        places.append(source.resolve().parent / TOKENIZER)
-    for place in places:
-        if place.exists():
-            if place.resolve() != (out / TOKENIZER).resolve():
-                try:
-                    content = place.read_bytes()
-                except OSError as error:
-                    raise CheckpointError(f"{place} cannot be read: {error.strerror}") from error
-                with atomic_file(out / TOKENIZER) as file:
-                    file.write(content)
-            return [TOKENIZER]
-    return []
 
 
 def _place(plan: Plan, index: WeightIndex, out: Path) -> WeightsPlace:

@@ -21,7 +21,8 @@ from export_grok.config import GrokConfig
 from export_grok.errors import CheckpointError
 from export_grok.export.parameters import Parameter, head_parameters
 from export_grok.export.partition import cut_axis, part_of, share
-from export_grok.export.store import store_files
+from export_grok.export.store.folder import store_files
+from export_grok.export.store.target import StoreTarget
 from export_grok.files import atomic_file, output_errors
 from export_grok.weights import Weight, WeightIndex, WeightReader
 
@@ -90,7 +91,8 @@ def write_ranks(
 ) -> list[str]:
     """Write the files of all ranks into the folder `out`; return their names.
 
-    Bytes are copied as they are, in blocks of 8 MiB. Every file appears whole, or not at all.
+    Bytes are copied as they are, in blocks of 8 MiB; zeros become holes. Every file appears
+    whole, or not at all.
 
     Args:
         config: of the model.
@@ -120,12 +122,14 @@ def write_ranks(
             if resume and _has_length(out / name, length):
                 progress(length)
                 continue
-            with atomic_file(out / name) as target:
+            with atomic_file(out / name) as opened:
+                target = StoreTarget(opened, out / name, length)
                 for part in parts:
                     source = head if part.name in head.weights else index
-                    target.seek(part.offset)
+                    at = part.offset
                     for block in part_blocks(source, config, part.name, ranks, number):
-                        target.write(block.reshape(-1).view(np.uint8).data)
+                        target.write(block.reshape(-1).view(np.uint8).data, at)
+                        at += block.nbytes
                         progress(block.nbytes)
     for number in range(ranks):
         name = f"{rank_folder(number)}/{WEIGHT_INDEX}"

@@ -14,9 +14,10 @@ import pytest
 from export_grok.config import GROK_1, GrokConfig
 from export_grok.errors import CheckpointError, ConfigError, UnsafePickleError
 from export_grok.export.checkpoint import open_weights, released_files
+from export_grok.export.index_source import IndexSource
 from export_grok.export.parameters import Parameter, model_parameters
 from export_grok.export.released_layout import write_released
-from export_grok.export.store import write_store
+from export_grok.export.store.folder import write_store
 from export_grok.weights import WeightIndex, WeightReader
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -244,7 +245,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, make: Any) -> None:
 
 def test_a_store_is_recognised_and_checked(tmp_path: Path) -> None:
     config, index = open_weights(DATA / "tiny")
-    written = write_store(config, index, tmp_path / "store")
+    written = write_store(IndexSource(config, index), tmp_path / "store")
     again_config, again = open_weights(tmp_path / "store")
     assert again_config == config
     assert again == WeightIndex(root=written.root, weights=again.weights, files=written.files)

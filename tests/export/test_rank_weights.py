@@ -81,7 +81,7 @@ def test_an_int8_head_is_shared_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "ranks"), GROUPS)
-def test_the_matrix_of_a_rank_is_its_part_of_the_matrix_bit_for_bit(
+def test_scales_fit_the_rows_of_any_rank_of_any_number_bit_for_bit(
     name: str, ranks: int, tmp_path: Path
 ) -> None:
     """Scales that were cut apart from their rows would give another one."""

@@ -2,10 +2,14 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import struct
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +20,15 @@ from hypothesis import strategies as st
 
 from export_grok.config import GROK_1, GrokConfig
 from export_grok.errors import CheckpointError, OutputError
-from export_grok.export.checkpoint import open_weights
+from export_grok.export.checkpoint import open_weights, released_files
+from export_grok.export.index_source import IndexSource
 from export_grok.export.parameters import layer_parameters
-from export_grok.export.store import read_store_header, store_files, write_store
+from export_grok.export.released_layout import write_released
+from export_grok.export.safetensors_header import read_store_header
+from export_grok.export.store.folder import store_files, store_plan, write_store
 from export_grok.weights import NUMPY_DTYPES, WeightIndex, WeightReader
 
-DATA = Path(__file__).resolve().parents[1] / "data"
+DATA = Path(__file__).resolve().parents[2] / "data"
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +41,7 @@ def store(
     source: tuple[GrokConfig, WeightIndex], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     out = tmp_path_factory.mktemp("store")
-    write_store(*source, out)
+    write_store(IndexSource(*source), out)
     return out
 
 
@@ -114,7 +121,7 @@ def test_progress_counts_every_byte(
     total = sum(weight.nbytes for weight in source[1])
     for resume in (False, True):
         done: list[int] = []
-        write_store(*source, tmp_path, resume=resume, progress=done.append)
+        write_store(IndexSource(*source), tmp_path, resume=resume, progress=done.append)
         assert sum(done) == total
 
 
@@ -135,10 +142,10 @@ def test_a_stopped_write_goes_on_to_the_same_files(
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        write_store(*source, tmp_path, progress=stop)
+        write_store(IndexSource(*source), tmp_path, progress=stop)
     begun = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.safetensors")}
     assert all(hashes(store)[path.name] == hashes(tmp_path)[path.name] for path in begun)
-    write_store(*source, tmp_path, resume=True)
+    write_store(IndexSource(*source), tmp_path, resume=True)
     assert hashes(tmp_path) == hashes(store)
     assert all(path.stat().st_mtime_ns == before for path, before in begun.items())
 
@@ -147,7 +154,8 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from export_grok.export.checkpoint import open_weights
-from export_grok.export.store import write_store
+from export_grok.export.index_source import IndexSource
+from export_grok.export.store.folder import write_store
 source, out = map(Path, sys.argv[1:])
 left = 30
 def count(done):
@@ -155,7 +163,7 @@ def count(done):
     left -= 1
     if not left:
         os._exit(9)
-write_store(*open_weights(source), out, progress=count)
+write_store(IndexSource(*open_weights(source)), out, workers=1, progress=count)
 """
 
 
@@ -163,37 +171,145 @@ def test_a_killed_write_goes_on_to_the_same_files(
     source: tuple[GrokConfig, WeightIndex], store: Path, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-c", KILLED, str(source[1].root), str(tmp_path)]
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     assert subprocess.run(command, cwd=root, check=False).returncode == 9
     assert (tmp_path / ".layer_01.safetensors.partial").exists()
-    write_store(*source, tmp_path, resume=True)
+    write_store(IndexSource(*source), tmp_path, resume=True)
     assert hashes(tmp_path) == hashes(store)
 
 
 def test_a_damaged_file_is_written_again_on_resume(
     source: tuple[GrokConfig, WeightIndex], store: Path, tmp_path: Path
 ) -> None:
-    write_store(*source, tmp_path)
+    write_store(IndexSource(*source), tmp_path)
     cut, other = tmp_path / "layer_00.safetensors", tmp_path / "layer_01.safetensors"
     cut.write_bytes(cut.read_bytes()[:-1])
     other.write_bytes(b"\0" * other.stat().st_size)
-    write_store(*source, tmp_path, resume=True)
+    write_store(IndexSource(*source), tmp_path, resume=True)
     assert hashes(tmp_path) == hashes(store)
+
+
+def test_files_of_another_plan_are_not_kept(
+    source: tuple[GrokConfig, WeightIndex], tmp_path: Path
+) -> None:
+    write_store(IndexSource(*source), tmp_path, plan="a")
+    before = hashes(tmp_path)
+    write_store(IndexSource(*source), tmp_path, plan="b", resume=True)
+    same = {name for name, found in hashes(tmp_path).items() if found == before[name]}
+    assert same == {"config.json"}
 
 
 def test_files_of_another_config_are_not_kept(
     source: tuple[GrokConfig, WeightIndex], store: Path, tmp_path: Path
 ) -> None:
     config, index = source
-    write_store(dataclasses.replace(config, rms_norm_eps=1e-6), index, tmp_path)
+    other = dataclasses.replace(config, rms_norm_eps=1e-6)
+    write_store(IndexSource(other, index), tmp_path)
     file = tmp_path / "layer_00.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
-    write_store(config, index, tmp_path, resume=True)
+    write_store(IndexSource(config, index), tmp_path, resume=True)
     assert hashes(tmp_path) == hashes(store)
 
 
+def test_the_headers_hold_the_hashes_of_all_that_was_read(
+    source: tuple[GrokConfig, WeightIndex], store: Path
+) -> None:
+    _, index = source
+    released = WeightReader(index.root)
+    tensors: dict[str, str] = {}
+    files: dict[str, str] = {}
+    for file in store_plan(IndexSource(*source)):
+        facts = file.facts_in(store / file.name)
+        assert facts is not None
+        assert not facts.errors
+        tensors |= facts.tensors
+        files |= facts.source
+    assert tensors == {
+        name: hashlib.sha256(released.read(weight).tobytes()).hexdigest()
+        for name, weight in index.weights.items()
+    }
+    assert files == {
+        file: hashlib.sha256((index.root / file).read_bytes()).hexdigest() for file in index.files
+    }
+
+
+@pytest.mark.parametrize("workers", [1, 2, 7])
+def test_any_number_of_workers_writes_the_same(
+    source: tuple[GrokConfig, WeightIndex], store: Path, tmp_path: Path, workers: int
+) -> None:
+    write_store(IndexSource(*source), tmp_path, workers=workers)
+    assert hashes(tmp_path) == hashes(store)
+
+
+def test_a_store_of_a_store_holds_the_same_tensors(store: Path, tmp_path: Path) -> None:
+    config, index = open_weights(store)
+    again = write_store(IndexSource(config, index), tmp_path)
+    one, other = WeightReader(store), WeightReader(tmp_path)
+    for name, weight in index.weights.items():
+        assert one.read(weight).tobytes() == other.read(again[name]).tobytes()
+
+
+class Altered(IndexSource):
+    """A source whose tensors are longer or shorter than they must be."""
+
+    def __init__(self, config: GrokConfig, index: WeightIndex, change: int) -> None:
+        super().__init__(config, index)
+        self.change = change
+
+    def blocks(self, name: str) -> Iterator[memoryview]:
+        whole = b"".join(map(bytes, super().blocks(name)))
+        yield memoryview(whole + b"?" * self.change if self.change > 0 else whole[: self.change])
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_tensor_of_another_length_is_refused(
+    source: tuple[GrokConfig, WeightIndex], tmp_path: Path, change: int
+) -> None:
+    with pytest.raises(CheckpointError, match=r"came with \d+ bytes; \d+ are needed"):
+        write_store(Altered(*source, change), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json"}
+
+
+def test_one_failure_stops_the_other_workers(
+    source: tuple[GrokConfig, WeightIndex], tmp_path: Path
+) -> None:
+    """Else Ctrl-C, or a full disk, would be noticed hours later."""
+    calls = itertools.count()
+    both = threading.Barrier(2, timeout=60)
+
+    def stop(_count: int) -> None:
+        number = next(calls)
+        if number < 2:
+            both.wait()
+        if number == 0:
+            raise StoppedError
+        time.sleep(0.05)
+
+    with pytest.raises(StoppedError):
+        write_store(IndexSource(*source), tmp_path, workers=2, progress=stop)
+    assert next(calls) < 20
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_zeros_take_no_room_and_read_as_zeros(tmp_path: Path) -> None:
+    config = dataclasses.replace(open_weights(DATA / "tiny")[0], vocab_size=1 << 16)
+    (tmp_path / "sparse" / "ckpt-0").mkdir(parents=True)
+    for file, parameters in released_files(config).items():
+        write_released(tmp_path / "sparse" / "ckpt-0" / file, parameters, None)
+    source = IndexSource(*open_weights(tmp_path / "sparse", config))
+    index = write_store(source, tmp_path / "store")
+    table = index.root / "embedding.safetensors"
+    assert table.stat().st_size > 25_000_000
+    assert 512 * table.stat().st_blocks < 100_000
+    assert not WeightReader(index.root).read(index["embedding.weight"]).any()
+    facts = store_plan(source)[0].facts_in(table)
+    assert facts is not None
+    zeros = bytes(index["embedding.weight"].nbytes)
+    assert facts.tensors["embedding.weight"] == hashlib.sha256(zeros).hexdigest()
+
+
 def test_first_layers_make_a_smaller_store(tmp_path: Path) -> None:
-    write_store(*open_weights(DATA / "deep13", layers=2), tmp_path)
+    write_store(IndexSource(*open_weights(DATA / "deep13", layers=2)), tmp_path)
     config, _ = open_weights(tmp_path)
     assert config.num_layers == 2
     assert len(list(tmp_path.iterdir())) == 4
@@ -206,13 +322,15 @@ def test_a_source_that_ends_early_is_named_and_leaves_no_file(
     weight = index["layers.0.experts.gate.weight"]
     beyond = dataclasses.replace(weight, offset=weight.offset + 200_000)
     missing = dataclasses.replace(weight, file="ckpt-0/none")
+    files = {**index.files, missing.file: index.files[weight.file]}
     for wrong, reason in (
         (beyond, "tensor00002_000 ends .* get it again"),
         (missing, "none cannot"),
     ):
-        broken = dataclasses.replace(index, weights={**index.weights, weight.name: wrong})
+        weights = {**index.weights, weight.name: wrong}
+        broken = dataclasses.replace(index, weights=weights, files=files)
         with pytest.raises(CheckpointError, match=reason):
-            write_store(config, broken, tmp_path)
+            write_store(IndexSource(config, broken), tmp_path, workers=1)
         names = {path.name for path in tmp_path.iterdir()}
         assert names == {"config.json", "embedding.safetensors"}
 
@@ -222,7 +340,7 @@ def test_a_place_that_cannot_be_written_is_named(
 ) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match=r"cannot write .*file"):
-        write_store(*source, tmp_path / "file")
+        write_store(IndexSource(*source), tmp_path / "file")
 
 
 def file_with(folder: Path, header: Any, data: bytes = b"", length: int | None = None) -> Path:
