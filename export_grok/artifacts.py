@@ -8,7 +8,7 @@ A folder of graphs, or a bundle (the same with an engine built from them), holds
     layer_00.onnx ...           stamped: initialisers point at the bytes of the weights
     layer_00.ort.onnx ...       a bundle only: lowered for its backend
     head.weights                if the head is int8: all weights of its graphs, and no others
-    weights/                    if the weights were copied: a store, see `export.store`
+    weights/                    if the weights were copied: a store, see `export.store.folder`
     ranks/layer_00.0.onnx ...   if ranks share the model: the parts of each graph, for all of them
     rank_0/ ...                 and the weights of each, see `export.rank_weights`
     tokenizer.model             if the checkpoint had one
@@ -35,6 +35,7 @@ __all__ = [
     "graph_file",
     "open_bundle",
     "rank_folder",
+    "read_bundle",
     "record_of",
     "write_manifest",
 ]
@@ -66,7 +67,7 @@ def rank_folder(rank: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """A folder whose manifest was read and whose files were checked.
+    """A folder whose manifest was read.
 
     Attributes:
         folder: of the graphs.
@@ -107,6 +108,17 @@ class Bundle:
         """
         return WeightIndex.read(self.folder / WEIGHT_INDEX, root=self.weights_root)
 
+    def faults(self) -> list[str]:
+        """Return which files are missing or differ from the manifest, a line for each."""
+        faults = _faults(self.folder, self.manifest.files)
+        weight_faults = _faults(self.weights_root, self.manifest.weight_files)
+        if weight_faults and not self.manifest.weights.copied:
+            weight_faults.append(
+                f"the bundle points at the weights in {self.weights_root}; "
+                "if they were moved, say where to with --weights-root"
+            )
+        return [*faults, *weight_faults]
+
 
 def record_of(path: Path) -> FileRecord:
     """Return length and fingerprint of a file.
@@ -141,6 +153,22 @@ def open_bundle(
         BundleError: it is unfinished, of another kind, or files are missing or differ; all are
             named.
     """
+    bundle = read_bundle(folder, kind=kind, weights_root=weights_root)
+    if faults := bundle.faults():
+        raise BundleError("\n  ".join([f"{folder} cannot be used:", *faults]))
+    return bundle
+
+
+def read_bundle(
+    folder: Path, *, kind: Kind | None = None, weights_root: Path | None = None
+) -> Bundle:
+    """Return what the manifest of `folder` says, without a look at the other files.
+
+    The arguments are those of `open_bundle`.
+
+    Raises:
+        BundleError: it is unfinished, or of another kind.
+    """
     if not folder.is_dir():
         raise BundleError(f"{folder} is no folder; give the --out folder of build-engine")
     if not (folder / MANIFEST).exists():
@@ -150,19 +178,14 @@ def open_bundle(
         )
     manifest = Manifest.from_dict(read_json(folder / MANIFEST), source=folder / MANIFEST)
     if kind == "engine" and manifest.kind != "engine":
-        raise BundleError(
-            f"{folder} holds graphs and no engine; build one: export-grok build-engine {folder}"
-        )
+        text = f"{folder} holds graphs and no engine; build one: export-grok build-engine {folder}"
+        if manifest.dtype != "float32":
+            text += (
+                " --backend trt (or trt-rtx); for a CPU, where nothing computes in "
+                f"{manifest.dtype}, export with --dtype float32"
+            )
+        raise BundleError(text)
     root = _weights_root(folder, manifest, weights_root)
-    faults = _faults(folder, manifest.files)
-    weight_faults = _faults(root, manifest.weight_files)
-    if weight_faults and not manifest.weights.copied:
-        weight_faults.append(
-            f"the bundle points at the weights in {root}; "
-            "if they were moved, say where to with --weights-root"
-        )
-    if faults or weight_faults:
-        raise BundleError("\n  ".join([f"{folder} cannot be used:", *faults, *weight_faults]))
     return Bundle(folder=folder, weights_root=root, manifest=manifest)
 
 
@@ -170,11 +193,12 @@ def _weights_root(folder: Path, manifest: Manifest, given: Path | None) -> Path:
     place = manifest.weights
     if place.copied:
         return folder
-    beside = Path(os.path.normpath(folder / place.relative))
+    beside = Path(os.path.normpath(folder.resolve() / place.relative))
     candidates = [given] if given else [beside, Path(place.absolute)]
     files = list(manifest.weight_files)
     for candidate in candidates:
-        if all((candidate / file).exists() for file in files):
+        # A name from a damaged manifest may be longer than any file has: os.path says no then.
+        if all(os.path.exists(candidate / file) for file in files):
             return candidate
     return candidates[0]
 

@@ -95,7 +95,7 @@ class NumericsError(ExportGrokError):
 
 
 class VerificationError(ExportGrokError):
-    """An engine does not compute what it is held to: do not use it."""
+    """An engine or its weights are not what they are held to: do not use them."""
 
 
 class MissingDependencyError(ExportGrokError):

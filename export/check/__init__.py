@@ -1,0 +1,1 @@
+"""Every byte of a checkpoint, store or bundle held to what it must be."""
