@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 import numpy as np
-from llama_file import write_llama_file
 from matrices import Matrices
 from measure import PROMPT, tokens_of
 from mid_model import write_mid_model
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from reference import reference_logits
 
 from export_grok.export.checkpoint import open_weights
+from export_grok.export.weights_to.gguf import gguf_files
 from export_grok.files import atomic_file
 
 __all__ = ["prepare"]
@@ -39,7 +39,7 @@ def prepare(folder: Path, models: Collection[str]) -> tuple[Matrices, NDArray[np
         _build_engine(checkpoint, folder / "engine")
     if "llama.gguf" in models:
         file = folder / "llama.gguf"
-        _make(file, "the weights as Q8_0", lambda: write_llama_file(weights, file))
+        _make(file, "the weights as Q8_0", lambda: _write_gguf(weights, file))
     if "nbits" in models:
         graph = folder / "nbits"
         _make(
@@ -61,6 +61,11 @@ def _build_engine(checkpoint: Path, engine: Path) -> None:
     options = ["--out", str(engine), "--head", "int8"]
     if subprocess.run([*command, *options], stdout=sys.stderr, check=False).returncode:
         raise click.ClickException(f"{engine} was not built")
+
+
+def _write_gguf(weights: Matrices, path: Path) -> None:
+    (file,) = gguf_files(weights.config, weights.index, name=path.stem, head="int8")
+    file.write(path, lambda done: None)
 
 
 def _write_reference(weights: Matrices, path: Path) -> None:
