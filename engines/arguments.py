@@ -3,10 +3,11 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from export_grok.config import GrokConfig
 from export_grok.engines.backend import Session
 from export_grok.errors import RequestError
 
-__all__ = ["check_tokens", "checked_last"]
+__all__ = ["check_tokens", "check_vocabulary", "checked_last"]
 
 
 def check_tokens(session: Session, tokens: NDArray[np.int64], start: NDArray[np.int64]) -> None:
@@ -31,7 +32,16 @@ def check_tokens(session: Session, tokens: NDArray[np.int64], start: NDArray[np.
             f"{end} tokens do not fit the cache of {session.max_length}; "
             "shorten the prompt or open the engine with a larger max_length"
         )
-    vocabulary = session.config.vocab_size
+    check_vocabulary(session.config, tokens)
+
+
+def check_vocabulary(config: GrokConfig, tokens: NDArray[np.int64]) -> None:
+    """Hold tokens, one or more, to the vocabulary of a model.
+
+    Raises:
+        RequestError: some are not of it.
+    """
+    vocabulary = config.vocab_size
     if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
         raise RequestError(
             f"token ids run from {tokens.min()} to {tokens.max()}; "

@@ -11,21 +11,28 @@ from numpy.typing import NDArray
 from export_grok import engines
 from export_grok.artifacts import Bundle
 from export_grok.config import Dtype, EngineOptions, GrokConfig, HeadDtype
+from export_grok.engines.demand import Demand, Graphs
 from export_grok.engines.probe import Probe
 from export_grok.errors import ConfigError
+from export_grok.needs import Needs
 
 __all__ = [
     "Builder",
     "Session",
     "backend_dtype",
     "backend_names",
+    "build_needs",
     "builder",
     "check_options",
     "engine_summary",
+    "functions_needs",
+    "interpreter_needs",
     "open_functions",
     "open_interpreter",
     "open_probe",
     "open_session",
+    "probe_needs",
+    "session_needs",
 ]
 
 
@@ -136,6 +143,41 @@ def backend_dtype(name: str, dtype: Dtype | None) -> Dtype:
             f"the {name} engine does not compute in {dtype}; use --dtype {' or '.join(dtypes)}"
         )
     return dtype
+
+
+def build_needs(name: str, graphs: Graphs, options: EngineOptions) -> Needs:
+    """Return what building an engine takes; nothing if the folder has it already.
+
+    Raises:
+        ConfigError: there is no such backend.
+    """
+    needs: Needs = _part(name, "needs").build_needs(graphs, options)
+    return needs
+
+
+def session_needs(bundle: Bundle, demand: Demand) -> Needs:
+    """Return what an engine takes with what it is asked, in all its ranks."""
+    needs: Needs = _part(str(bundle.manifest.backend), "needs").session_needs(bundle, demand)
+    return needs
+
+
+def probe_needs(bundle: Bundle) -> Needs:
+    """Return the memory that the engine's graphs take one at a time; see `open_probe`."""
+    needs: Needs = _part(str(bundle.manifest.backend), "needs").probe_needs(bundle)
+    return needs
+
+
+def functions_needs(bundle: Bundle, layers: int) -> Needs:
+    """Return the memory of so many of its layers by function bodies; see `open_functions`."""
+    needs: Needs = _part("ort", "needs").functions_needs(bundle, layers)
+    return needs
+
+
+def interpreter_needs(bundle: Bundle, layers: int) -> Needs:
+    """Return the memory of so many of its layers, interpreted; see `open_interpreter`."""
+    name = str(bundle.manifest.backend)
+    needs: Needs = _part(name, "needs").interpreter_needs(bundle, layers)
+    return needs
 
 
 def open_session(

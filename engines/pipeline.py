@@ -3,11 +3,13 @@
 import dataclasses
 from pathlib import Path
 
-from export_grok.artifacts import MANIFEST, Bundle, open_bundle
+from export_grok.artifacts import MANIFEST, Bundle, open_bundle, read_bundle
 from export_grok.config import ENGINE, EXPORT, EngineOptions, ExportOptions
-from export_grok.engines.backend import backend_dtype, builder, check_options
+from export_grok.engines.backend import backend_dtype, build_needs, builder, check_options
+from export_grok.engines.demand import Graphs
 from export_grok.errors import ConfigError
 from export_grok.export.checkpoint import holds_weights, open_weights
+from export_grok.needs import Needs, OnNeeds
 from export_grok.optional import require
 
 __all__ = ["engine_from_source", "takes_graphs"]
@@ -29,6 +31,7 @@ def engine_from_source(
     backend: str,
     engine: EngineOptions = ENGINE,
     options: ExportOptions = EXPORT,
+    on_needs: OnNeeds = lambda needs: None,
 ) -> Bundle:
     """Return a bundle with the engine of a checkpoint, or of a folder of graphs.
 
@@ -38,6 +41,7 @@ def engine_from_source(
         backend: which engine.
         engine: how the engine is built.
         options: how the graphs of a checkpoint are made.
+        on_needs: gets what all stages need that run, before anything is written.
 
     Raises:
         BuildError: the backend cannot run the graphs.
@@ -54,15 +58,25 @@ def engine_from_source(
                 f"{source} holds graphs: their engine is built beside them; leave --out away, "
                 "or give the checkpoint"
             )
-        return build(open_bundle(source), engine)
+        bundle = open_bundle(source)
+        check_options(backend, bundle.config, bundle.manifest.dtype, bundle.manifest.head, engine)
+        on_needs(build_needs(backend, Graphs.of_bundle(bundle), engine))
+        return build(bundle, engine)
     if out is None:
         raise ConfigError(f"say where the bundle of {source} goes: --out DIR")
     # Before minutes of work, and before anything is written.
     dtype = backend_dtype(backend, options.dtype)
-    config, _ = open_weights(source, options.config, options.layers)
+    config, index = open_weights(source, options.config, options.layers)
     check_options(backend, config, dtype, options.head, engine)
     options = dataclasses.replace(options, dtype=dtype)
     require("torch", extra="export")
     from export_grok.export.graph_folder import export_graphs
 
-    return build(export_graphs(source, out, options), engine)
+    def of_all(needs: Needs) -> None:
+        if needs.nothing:  # the graphs are there
+            graphs = Graphs.of_bundle(read_bundle(out))
+        else:
+            graphs = Graphs(folder=out, config=config, dtype=dtype, head=options.head, index=index)
+        on_needs(needs + build_needs(backend, graphs, engine))
+
+    return build(export_graphs(source, out, options, on_needs=of_all), engine)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from export_grok.config import GrokConfig
 from export_grok.export.checkpoint import RELEASED_FOLDER
-from export_grok.files import atomic_file, new_folder
+from export_grok.files import atomic_file, check_new, new_folder
+from export_grok.needs import Disk, Needs, OnNeeds
 
 __all__ = ["DEMO_MODEL", "write_demo_checkpoint"]
 
@@ -16,15 +17,22 @@ __all__ = ["DEMO_MODEL", "write_demo_checkpoint"]
 DEMO_MODEL = Path(__file__).resolve().parent / "demo_model"
 
 
-def write_demo_checkpoint(out: Path) -> GrokConfig:
+def write_demo_checkpoint(out: Path, *, on_needs: OnNeeds = lambda needs: None) -> GrokConfig:
     """Write the demo's checkpoint, config and tokenizer to `out`, 5 MB, and return its config.
+
+    Args:
+        out: folder, new or empty.
+        on_needs: gets what that needs, before anything is written.
 
     Raises:
         OutputError: `out` cannot be written, or holds something. What was begun is removed.
     """
+    files = sorted(path for path in DEMO_MODEL.rglob("*") if path.is_file())
+    check_new(out)
+    on_needs(Needs(disk=(Disk(folder=out, nbytes=sum(path.stat().st_size for path in files)),)))
     with new_folder(out):
         (out / RELEASED_FOLDER).mkdir()
-        for path in sorted(path for path in DEMO_MODEL.rglob("*") if path.is_file()):
+        for path in files:
             with atomic_file(out / path.relative_to(DEMO_MODEL)) as file:
                 file.write(path.read_bytes())
     return GrokConfig.from_file(out / "config.json")

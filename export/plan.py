@@ -16,12 +16,21 @@ from export_grok.artifacts import (
 )
 from export_grok.config import DTYPES, Dtype, ExportOptions, GrokConfig, HeadDtype
 from export_grok.errors import BundleError
-from export_grok.export.store import store_files
+from export_grok.export.store.folder import store_files
 from export_grok.files import fingerprint, output_errors, read_json, write_json
 from export_grok.manifest import Manifest
 from export_grok.weights import WeightIndex
 
-__all__ = ["Plan", "begin", "claim", "current", "finish", "plan_of", "versions"]
+__all__ = [
+    "Plan",
+    "begin",
+    "check_free",
+    "claim",
+    "current",
+    "finish",
+    "plan_of",
+    "versions",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -88,12 +97,11 @@ def current(out: Path, plan: Plan) -> Bundle | None:
     if made != plan:
         return None
     logger.info("%s is up to date", out)
-    finish(out)  # a run that was killed behind its manifest has left its plan
     return bundle
 
 
-def claim(out: Path, source: Path, *, copied: bool, overwrite: bool) -> bool:
-    """Make `out` ours to write, and return whether it was not there.
+def check_free(out: Path, source: Path, *, copied: bool, overwrite: bool) -> None:
+    """Hold `out` to being ours to write: not there, empty, or a bundle that may be replaced.
 
     Args:
         out: folder to write.
@@ -103,12 +111,11 @@ def claim(out: Path, source: Path, *, copied: bool, overwrite: bool) -> bool:
 
     Raises:
         BundleError: it holds something else, or the weights lie where it has its copy of them.
-        OutputError: it cannot be made.
+        OutputError: it cannot be looked at.
     """
     with output_errors(out):
         if not out.exists():
-            out.mkdir(parents=True)
-            return True
+            return
         old = _old_manifest(out)
         removed = copied or (old is not None and old.weights.copied)
         if removed and source.resolve() == (out / COPIED_WEIGHTS).resolve():
@@ -126,7 +133,19 @@ def claim(out: Path, source: Path, *, copied: bool, overwrite: bool) -> bool:
             raise BundleError(
                 f"{out} is not empty and holds no bundle; choose another --out, or empty it"
             )
-    return False
+
+
+def claim(out: Path) -> bool:
+    """Make `out`, if it is not there; return whether it was not.
+
+    Raises:
+        OutputError: it cannot be made.
+    """
+    with output_errors(out):
+        if out.exists():
+            return False
+        out.mkdir(parents=True)
+        return True
 
 
 def begin(out: Path, plan: Plan) -> bool:
@@ -181,7 +200,9 @@ def _remove_bundle(out: Path) -> None:
     old = _old_manifest(out)
     names = [] if old is None else [name for name in old.files if name != TOKENIZER]
     names += old.weight_files if old is not None and old.weights.copied else []
-    for name in (MANIFEST, *names):
+    # The manifest goes last: until then it tells what there is to remove, and with files missing
+    # the bundle does not load.
+    for name in (*names, MANIFEST):
         (out / name).unlink(missing_ok=True)
 
 

@@ -16,11 +16,14 @@ import click
 from export_grok import __version__
 from export_grok.commands.bench import bench
 from export_grok.commands.build_engine import build_engine
+from export_grok.commands.check import check
 from export_grok.commands.demo_checkpoint import demo_checkpoint
 from export_grok.commands.doctor import doctor
 from export_grok.commands.evaluate import evaluate
 from export_grok.commands.export import export
+from export_grok.commands.export_weights import export_weights
 from export_grok.commands.generate import generate
+from export_grok.commands.import_checkpoint import import_checkpoint
 from export_grok.commands.index import index
 from export_grok.commands.inspect import inspect
 from export_grok.commands.logits import logits
@@ -37,8 +40,8 @@ Grok-1 from its released files to engines that run.
 
 \b
 checkpoint -> graphs -> engine -> text
-    index      export    build-engine   generate
-                         verify
+    import     export    build-engine   generate
+    check                verify         evaluate
 """
 
 
@@ -64,6 +67,12 @@ def _run(args: list[str]) -> None:
     except ExportGrokError as error:
         _tell(str(error), debug="--debug" in args)
         sys.exit(error.exit_code)
+    except MemoryError:
+        _tell(
+            "memory ran out; see with --dry-run what this needs, and free or allow so much",
+            debug="--debug" in args,
+        )
+        sys.exit(1)
     except OSError as error:  # what no stage foresaw: a full disk behind stdout, a failing one
         reason = error.strerror or str(error)
         named = f"{error.filename}: {reason}" if error.filename else reason
@@ -121,6 +130,8 @@ def _written(_result: object, **_options: object) -> None:
 
 for command in (
     index,
+    import_checkpoint,
+    check,
     export,
     build_engine,
     generate,
@@ -132,6 +143,7 @@ for command in (
     doctor,
     quantise_report,
     plant_fault,
+    export_weights,
     demo_checkpoint,
 ):
     cli.add_command(command)

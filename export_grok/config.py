@@ -3,11 +3,13 @@
 import dataclasses
 import difflib
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from export_grok.errors import ConfigError
+from export_grok.regular_file import read_regular
 
 __all__ = [
     "DTYPES",
@@ -37,8 +39,10 @@ SUMS: tuple[Sums, ...] = get_args(Sums)
 
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 
-# Far beyond any model; a typing error must not make us walk a billion file names.
-MAX_LAYERS = 10_000
+# Far beyond any model: a typing error must not make us walk a billion file names, and the bytes of
+# every tensor are to be a number of 64 bits.
+MAX_COUNT = 10_000
+MAX_SIZE = 1 << 24
 
 # Keys that published config files carry and that say nothing we can vary: the one allowed value.
 _FIXED = {
@@ -99,10 +103,12 @@ class GrokConfig:
             elif field.name.endswith("_token"):
                 if not 0 <= value < 2**31:
                     faults.append(f"{field.name} is {value}; it must be a token id, 0 or more")
-            elif field.name == "num_layers" and value > MAX_LAYERS:
-                faults.append(f"num_layers is {value}; it must be {MAX_LAYERS} at the most")
-            elif not 0 < value < float("inf"):
+            elif not 0 < value <= sys.float_info.max:
                 faults.append(f"{field.name} is {value}; it must be a positive finite number")
+            elif field.type is int and value > _most(field.name):
+                faults.append(
+                    f"{field.name} is {value}; it must be {_most(field.name)} at the most"
+                )
         if not faults:
             faults += self._contradictions()
         if faults:
@@ -192,12 +198,16 @@ class GrokConfig:
             ConfigError: the file cannot be read, is no JSON object, or holds a wrong value.
         """
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = json.loads(read_regular(path).decode())
         except (OSError, RecursionError, ValueError) as error:
             raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
         if not isinstance(values, dict):
             raise ConfigError(f"{path} holds a {type(values).__name__}; it must hold an object")
         return cls.from_dict(values, source=str(path))
+
+
+def _most(name: str) -> int:
+    return MAX_COUNT if name.startswith("num_") or name == "key_size" else MAX_SIZE
 
 
 @dataclass(frozen=True, kw_only=True)

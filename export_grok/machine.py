@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Machine", "available_memory", "this_machine"]
+__all__ = ["Machine", "address_space", "available_memory", "this_machine"]
 
 # A test has files of its own in its place.
 ROOT = Path("/")
@@ -52,35 +52,63 @@ def this_machine() -> Machine:
 def available_memory() -> int:
     """Return how many bytes this process may still take without the system swapping or killing.
 
-    What its control groups have left counts too; pages of files in memory are no hindrance.
+    What its control groups have left counts too. Pages of files that are in memory are no
+    hindrance: the system drops them.
     """
-    machine = this_machine()
-    available = machine.memory
-    for line in _text(ROOT / "proc/meminfo").splitlines():
-        name, _, text = line.partition(":")
-        if name == "MemAvailable":
-            available = int(text.split()[0]) * 1024
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = _fields(ROOT / "proc/meminfo").get("MemAvailable", memory)
     return min([available, *_memory_left()])
 
 
+def address_space() -> int | None:
+    """Return how many bytes this process may still map, files included; None if without a limit.
+
+    Limits are those of `ulimit -v` and `ulimit -d`: what ONNX Runtime maps of files could be
+    written in memory, and so counts as data too.
+    """
+    held = _fields(ROOT / "proc/self/status")
+    left = []
+    for line in _text(ROOT / "proc/self/limits").splitlines():
+        for name, field in (("Max address space", "VmSize"), ("Max data size", "VmData")):
+            limit = line.removeprefix(name).split()[:1]
+            if line.startswith(name) and limit[0].isdecimal():
+                left.append(max(0, int(limit[0]) - held.get(field, 0)))
+    return min(left, default=None)
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """Return the lengths in a file of the form "name: 1 kB", in bytes."""
+    found = {}
+    for line in _text(path).splitlines():
+        name, _, value = line.partition(":")
+        match value.split():
+            case [number, "kB"] if number.isdecimal():
+                found[name] = int(number) * 1024
+    return found
+
+
 def _memory_left() -> Iterator[int]:
-    for folder in _control_groups("memory"):
-        for limit_name, held in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            limit, used = _text(folder / limit_name).strip(), _text(folder / held).strip()
-            if limit.isdecimal() and used.isdecimal():
-                yield max(0, int(limit) - int(used) + _file_pages(folder))
+    """Return the bytes that each control group has left for this process."""
+    # Of version 2, then of version 1, where fields with "total_" count the groups below too.
+    for limit_name, held_name, prefix in (
+        ("memory.max", "memory.current", ""),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    ):
+        for folder in _control_groups("memory"):
+            limit, held = _text(folder / limit_name).strip(), _text(folder / held_name).strip()
+            if limit.isdecimal() and held.isdecimal():
+                kept = int(held) - _file_pages(folder, prefix)
+                yield max(0, int(limit) - max(0, kept))
 
 
-def _file_pages(group: Path) -> int:
-    """Return the bytes of files in memory that a control group is charged for."""
-    for line in _text(group / "memory.stat").splitlines():
-        name, _, value = line.partition(" ")
-        if name in ("file", "cache"):
-            return int(value)
-    return 0
+def _file_pages(group: Path, prefix: str) -> int:
+    """Return the bytes of files in memory that a control group is charged for.
+
+    Files of a file system in memory are none of them: they cannot be dropped.
+    """
+    names = (f"{prefix}active_file", f"{prefix}inactive_file")
+    pairs = (line.split() for line in _text(group / "memory.stat").splitlines())
+    return sum(int(value) for name, value in pairs if name in names)
 
 
 def _cores() -> int:

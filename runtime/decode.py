@@ -13,7 +13,16 @@ from export_grok.errors import NumericsError, RequestError
 from export_grok.runtime.params import SamplingParams
 from export_grok.runtime.sampling import sample
 
-__all__ = ["FinishReason", "Request", "Step", "decode", "teacher_forced"]
+__all__ = [
+    "CHUNK",
+    "FinishReason",
+    "Request",
+    "Step",
+    "check_decode_steps",
+    "check_requests",
+    "decode",
+    "teacher_forced",
+]
 
 # Tokens of a prompt that go through the layers at once. Weights are read once a chunk.
 CHUNK = 256
@@ -77,7 +86,7 @@ def decode(session: Session, requests: Sequence[Request], *, chunk: int = CHUNK)
         NumericsError: the engine gave logits that are no numbers; names row and step.
         RequestError: a prompt does not fit the cache, or the number of rows differs.
     """
-    _check(session, requests)
+    check_requests(requests, batch=session.batch, max_length=session.max_length)
     length = np.array([len(request.prompt) for request in requests])
     limit = np.array([_limit(session, request) for request in requests])
     logits = _prefill(session, requests, chunk)
@@ -125,8 +134,7 @@ def teacher_forced(
         RequestError: the tokens do not fit, or `decode_steps` is out of range.
     """
     total = tokens.shape[1]
-    if not 0 <= decode_steps <= total:
-        raise RequestError(f"{decode_steps} tokens cannot be decoded singly of {total}")
+    check_decode_steps(decode_steps, total)
     prompt = total - decode_steps
     borders = [*range(0, prompt, chunk), *range(prompt, total), total]
     for first, end in itertools.pairwise(borders):
@@ -141,17 +149,29 @@ def teacher_forced(
         yield logits
 
 
-def _check(session: Session, requests: Sequence[Request]) -> None:
-    if len(requests) != session.batch:
-        raise RequestError(
-            f"{len(requests)} requests were given; this session has {session.batch} rows"
-        )
+def check_decode_steps(steps: int, tokens: int) -> None:
+    """Hold the tokens that are fed one at a time to all there are.
+
+    Raises:
+        RequestError: they are more.
+    """
+    if not 0 <= steps <= tokens:
+        raise RequestError(f"{steps} tokens cannot be decoded singly of {tokens}")
+
+
+def check_requests(requests: Sequence[Request], *, batch: int, max_length: int) -> None:
+    """Hold requests to the rows and the cache of a session.
+
+    Raises:
+        RequestError: a prompt does not fit the cache, or the number of rows differs.
+    """
+    if len(requests) != batch:
+        raise RequestError(f"{len(requests)} requests were given; this session has {batch} rows")
     for number, request in enumerate(requests):
-        if len(request.prompt) >= session.max_length:
+        if len(request.prompt) >= max_length:
             raise RequestError(
-                f"prompt {number} has {len(request.prompt)} tokens; a cache of "
-                f"{session.max_length} takes {session.max_length - 1} and an answer of one: "
-                "shorten the prompt or raise max_length"
+                f"prompt {number} has {len(request.prompt)} tokens; a cache of {max_length} takes "
+                f"{max_length - 1} and an answer of one: shorten the prompt or raise max_length"
             )
 
 

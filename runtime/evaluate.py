@@ -13,19 +13,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export_grok.artifacts import Bundle, open_bundle
+from export_grok.config import GrokConfig
 from export_grok.engines.backend import Session
+from export_grok.engines.demand import Demand
 from export_grok.errors import RequestError
+from export_grok.needs import Needs, OnNeeds
 from export_grok.progress import progress_bar
 from export_grok.runtime.decode import teacher_forced
 from export_grok.runtime.generate import tokenizer_of
+from export_grok.runtime.needs import session_needs
 from export_grok.runtime.open import open_session
 from export_grok.runtime.params import EvaluationOptions
 from export_grok.runtime.tokenizer import Tokenizer
+from export_grok.runtime.torch_needs import torch_needs
 
 __all__ = ["Evaluation", "Reading", "evaluate_bundle"]
 
 # So many logits are held at once: 256 MB.
 LOGITS = 1 << 26
+# Bytes that the surprise at a logit takes meanwhile: three numbers of float64.
+SURPRISE = 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +91,7 @@ def evaluate_bundle(
     threads: int | None = None,
     tensor_parallel: int | None = None,
     weights_root: Path | None = None,
+    on_needs: OnNeeds = lambda needs: None,
 ) -> Evaluation:
     """Return how the engine of a bundle reads a text.
 
@@ -95,6 +103,7 @@ def evaluate_bundle(
         threads: to compute with; as many as there are cores by default.
         tensor_parallel: ranks that the bundle must be for, if it matters.
         weights_root: where the weights are, if the bundle points at ones that were moved.
+        on_needs: gets what that needs, before anything is loaded.
 
     Raises:
         BundleError: the bundle is damaged, or its tokenizer is of another model.
@@ -108,8 +117,25 @@ def evaluate_bundle(
     tokenizer = tokenizer_of(bundle)
     _check_window(bundle, options.window)
     windows = _windows(text_file, tokenizer, options)
-    lengths = np.array([tokenizer.byte_length(token) for token in range(tokenizer.vocab_size)])
     batch, length = min(options.batch, len(windows)), options.window
+    demand = Demand(
+        batch=batch,
+        max_length=length,
+        prefill=length * -(-len(windows) // batch),
+        chunk=min(length, _chunk(batch, bundle.config)),
+        whole=True,
+        threads=threads,
+    )
+    on_needs(
+        session_needs(
+            bundle,
+            demand,
+            tensor_parallel=tensor_parallel,
+            held=SURPRISE * demand.at_once * bundle.config.vocab_size,
+        )
+        + (torch_needs(bundle.config, demand) if reference else Needs())
+    )
+    lengths = np.array([tokenizer.byte_length(token) for token in range(tokenizer.vocab_size)])
     with open_session(
         bundle, batch=batch, max_length=length, threads=threads, tensor_parallel=tensor_parallel
     ) as session:
@@ -159,7 +185,7 @@ def _read(
     label: str, session: Session, windows: NDArray[np.int64], lengths: NDArray[np.int64]
 ) -> Reading:
     guessed = windows[:, 1:]
-    chunk = max(1, LOGITS // (session.batch * session.config.vocab_size))
+    chunk = _chunk(session.batch, session.config)
     nats = 0.0
     with progress_bar(label, len(windows), unit="windows") as advance:
         for first in range(0, len(windows), session.batch):
@@ -173,6 +199,11 @@ def _read(
                 place += logits.shape[1]
             advance(len(part))
     return Reading(nats=nats, tokens=guessed.size, bytes=int(lengths[guessed].sum()))
+
+
+def _chunk(batch: int, config: GrokConfig) -> int:
+    """Return how many tokens of each row are read at once."""
+    return max(1, LOGITS // (batch * config.vocab_size))
 
 
 def _surprise(logits: NDArray[np.float32], targets: NDArray[np.int64]) -> float:

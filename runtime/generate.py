@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from export_grok.artifacts import Bundle, open_bundle
+from export_grok.engines.demand import Demand
 from export_grok.errors import BundleError, RequestError
-from export_grok.runtime.decode import FinishReason, Request, decode
+from export_grok.needs import OnNeeds
+from export_grok.runtime.decode import CHUNK, FinishReason, Request, check_requests, decode
+from export_grok.runtime.needs import session_needs
 from export_grok.runtime.open import open_session
 from export_grok.runtime.params import SamplingParams
 from export_grok.runtime.tokenizer import StreamDecoder, Tokenizer
@@ -86,6 +89,7 @@ def stream(
     threads: int | None = None,
     tensor_parallel: int | None = None,
     weights_root: Path | None = None,
+    on_needs: OnNeeds = lambda needs: None,
     on_usage: Callable[[Usage], None] = lambda usage: None,
 ) -> Iterator[Piece]:
     """Yield the answers to all prompts, piece by piece as they are made.
@@ -99,6 +103,7 @@ def stream(
         threads: to compute with; as many as there are cores by default.
         tensor_parallel: ranks that the bundle must be for, if it matters.
         weights_root: where the weights are, if the bundle points at ones that were moved.
+        on_needs: gets what that needs at the most, before anything is loaded.
         on_usage: gets the times at the end.
 
     Raises:
@@ -123,6 +128,17 @@ def stream(
         for prompt, params in zip(prompts, each, strict=True)
     ]
     length = _cache_length(bundle, requests, max_length)
+    check_requests(requests, batch=len(requests), max_length=length)
+    prefill = max(len(request.prompt) for request in requests)
+    demand = Demand(
+        batch=len(requests),
+        max_length=length,
+        prefill=prefill,
+        decode=min(length - prefill, max_new_tokens or length),
+        chunk=CHUNK,
+        threads=threads,
+    )
+    on_needs(session_needs(bundle, demand, tensor_parallel=tensor_parallel))
     decoders = [StreamDecoder(tokenizer, request.prompt) for request in requests]
     made = 0
     begun: set[int] = set()

@@ -10,7 +10,7 @@ from export_grok.errors import ConfigError
 from export_grok.machine import this_machine
 from export_grok.runtime.ranks.session import RankedSession
 
-__all__ = ["open_session", "ranks_of"]
+__all__ = ["check_ranks", "open_session", "ranks_of"]
 
 
 @contextmanager
@@ -36,13 +36,8 @@ def open_session(
         ConfigError: a number is out of range, or the engine is for another number of ranks.
         RankError: a rank died or stalled.
     """
+    check_ranks(bundle, tensor_parallel)
     ranks = ranks_of(bundle)
-    if tensor_parallel not in (None, ranks):
-        raise ConfigError(
-            f"{bundle.folder} needs {ranks} rank{'s' * (ranks > 1)}, sees --tp {tensor_parallel}; "
-            "leave --tp out, or build for so many: export-grok build-engine CHECKPOINT --out DIR "
-            f"--tp {tensor_parallel}"
-        )
     if ranks == 1:
         yield backend.open_session(bundle, batch=batch, max_length=max_length, threads=threads)
         return
@@ -56,6 +51,21 @@ def open_session(
         opener=f"export_grok.engines.{folder}.ranks:open_rank",
     ) as session:
         yield session
+
+
+def check_ranks(bundle: Bundle, asked: int | None) -> None:
+    """Hold the ranks that are asked for to those that the engine was built for.
+
+    Raises:
+        ConfigError: they are others.
+    """
+    ranks = ranks_of(bundle)
+    if asked not in (None, ranks):
+        raise ConfigError(
+            f"{bundle.folder} needs {ranks} rank{'s' * (ranks > 1)}, sees --tp {asked}; "
+            "leave --tp out, or build for so many: export-grok build-engine CHECKPOINT --out DIR "
+            f"--tp {asked}"
+        )
 
 
 def ranks_of(bundle: Bundle) -> int:

@@ -6,12 +6,14 @@ token each, so a token need not be a character.
 """
 
 import codecs
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
 
 from export_grok.errors import BundleError, RequestError
+from export_grok.regular_file import read_regular
 
 __all__ = ["StreamDecoder", "Tokenizer"]
 
@@ -35,13 +37,14 @@ class Tokenizer:
 
     def __init__(self, path: Path) -> None:
         try:
-            model = path.read_bytes()
+            model = read_regular(path)
         except OSError as error:
             raise BundleError(f"{path} cannot be read ({error.strerror}); {_REMEDY}") from error
+        self._path = path
         self._pieces = SentencePieceProcessor()
         try:
             self._pieces.load_from_serialized_proto(model)
-        except RuntimeError as error:  # its text names a line of C++, which helps nobody
+        except (RuntimeError, UnicodeDecodeError) as error:  # its text names a line of C++
             raise BundleError(
                 f"{path} ({len(model)} bytes) is no sentencepiece model, or a damaged one; "
                 f"{_REMEDY}"
@@ -51,6 +54,8 @@ class Tokenizer:
         self.bos_id: int = self._pieces.bos_id()
         self.eos_id: int = self._pieces.eos_id()
         self.unk_id: int = self._pieces.unk_id()
+        if self.unk_id < 0:
+            raise BundleError(f"{path} has no piece for what is unknown: it is damaged; {_REMEDY}")
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, without a mark of its beginning or end.
@@ -74,6 +79,7 @@ class Tokenizer:
         Bytes that are no UTF-8 give one U+FFFD each.
 
         Raises:
+            BundleError: the vocabulary is damaged there.
             RequestError: an id is outside the vocabulary.
         """
         bad = [token for token in ids if not 0 <= token < self.vocab_size]
@@ -84,7 +90,8 @@ class Tokenizer:
                 f"{self.vocab_size}; ids are 0 to {self.vocab_size - 1}: use the tokenizer of "
                 "the model that made them"
             )
-        text: str = self._pieces.decode([int(token) for token in ids], out_type=str)
+        with self._texts():
+            text: str = self._pieces.decode([int(token) for token in ids], out_type=str)
         return text
 
     def is_control(self, token: int) -> bool:
@@ -95,7 +102,7 @@ class Tokenizer:
         """Return the byte that `token`, an id of the vocabulary, is; None if it is text."""
         if not self._pieces.is_byte(int(token)):
             return None
-        return int(self._pieces.id_to_piece(int(token)).strip("<>"), 16)  # "<0xE2>"
+        return int(self._piece(token).strip("<>"), 16)  # "<0xE2>"
 
     def byte_length(self, token: int) -> int:
         """Return how many bytes of text `token` stands for: 0 for a control token."""
@@ -103,8 +110,21 @@ class Tokenizer:
             return 0
         if self.byte(token) is not None:
             return 1
-        piece: str = self._pieces.id_to_piece(int(token))
-        return len(piece.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode())
+        return len(self._piece(token).replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode())
+
+    def _piece(self, token: int) -> str:
+        with self._texts():
+            piece: str = self._pieces.id_to_piece(int(token))
+        return piece
+
+    @contextlib.contextmanager
+    def _texts(self) -> Iterator[None]:
+        try:
+            yield
+        except UnicodeDecodeError as error:
+            raise BundleError(
+                f"{self._path} has a piece that is no UTF-8: it is damaged; {_REMEDY}"
+            ) from error
 
 
 class StreamDecoder:

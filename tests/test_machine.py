@@ -1,11 +1,14 @@
 """What the system says of the machine is read from its files, of either kind of control group."""
 
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from export_grok import machine
-from export_grok.machine import this_machine
+from export_grok.machine import address_space, available_memory, this_machine
 
 GB = 1000**3
 # Without a limit, version 1 has the largest multiple of a page.
@@ -85,3 +88,107 @@ def test_limits_of_version_1_lie_in_a_tree_for_each_controller(
     )
     found = this_machine()
     assert (found.core_limit, found.memory_limit) == expected
+
+
+def test_without_such_files_all_memory_is_available_and_any_address(root: Path) -> None:
+    assert available_memory() == 256 * GB
+    assert address_space() is None
+
+
+def test_what_the_system_could_take_back_is_available(root: Path) -> None:
+    write(root, {"proc/meminfo": "MemTotal: 250000 kB\nMemFree: 10 kB\nMemAvailable:  2000 kB"})
+    assert available_memory() == 2000 * 1024
+
+
+VERSION_2 = {"proc/self/cgroup": "0::/a/b"}
+VERSION_1 = {"proc/self/cgroup": "4:memory:/x\n2:cpu:/x\n0::/"}
+# Files in memory that the system may drop, and files of a file system in memory.
+STAT = f"anon {GB}\nfile {3 * GB}\nshmem {GB}\ninactive_file {GB}\nactive_file {GB}"
+TOTAL = f"cache 5\ninactive_file 5\nactive_file 5\ntotal_cache {3 * GB}\n" + (
+    f"total_inactive_file {GB}\ntotal_active_file {GB}\ntotal_shmem {GB}"
+)
+
+
+@pytest.mark.parametrize(
+    ("group", "files", "left"),
+    [
+        (VERSION_2, {"a/b/memory.max": "max", "a/b/memory.current": "5"}, 256),
+        (VERSION_2, {"a/b/memory.max": str(8 * GB), "a/b/memory.current": str(5 * GB)}, 3),
+        (VERSION_2, {"memory.max": str(8 * GB), "memory.current": str(9 * GB)}, 0),
+        (
+            VERSION_2,
+            {
+                "a/b/memory.max": str(8 * GB),
+                "a/b/memory.current": str(5 * GB),
+                "a/b/memory.stat": STAT,
+            },
+            5,
+        ),
+        (
+            VERSION_2,
+            {
+                "a/b/memory.max": str(8 * GB),
+                "a/b/memory.current": str(GB),
+                "a/memory.max": str(9 * GB),
+                "a/memory.current": str(7 * GB),
+            },
+            2,
+        ),
+        (
+            VERSION_1,
+            {
+                "memory/x/memory.limit_in_bytes": str(8 * GB),
+                "memory/x/memory.usage_in_bytes": str(5 * GB),
+                "memory/x/memory.stat": TOTAL,
+            },
+            5,
+        ),
+        (
+            VERSION_1,
+            {
+                "memory/x/memory.limit_in_bytes": UNLIMITED,
+                "memory/x/memory.usage_in_bytes": str(5 * GB),
+            },
+            256,
+        ),
+    ],
+    ids=["no limit", "limit", "beyond", "file pages", "group around", "version 1", "unlimited"],
+)
+def test_what_control_groups_have_left_is_available_and_pages_of_files_are_left(
+    root: Path, group: dict[str, str], files: dict[str, str], left: int
+) -> None:
+    write(root, group | {f"sys/fs/cgroup/{name}": text for name, text in files.items()})
+    assert available_memory() == left * GB
+
+
+@pytest.mark.parametrize(
+    ("space", "data", "left"),
+    [
+        ("unlimited", "unlimited", None),
+        ("9000000", "unlimited", 9000000 - 3072000),
+        ("9000000", "2000000", 2000000 - 1024000),
+        ("1000", "unlimited", 0),
+    ],
+)
+def test_address_space_is_what_limits_leave(
+    root: Path, space: str, data: str, left: int | None
+) -> None:
+    limits = f"Limit   Soft Limit  Hard Limit  Units\nMax data size  {data} unlimited bytes\n"
+    limits += f"Max stack size  5 5 bytes\nMax address space  {space}  unlimited  bytes"
+    status = "Name: x\nVmSize:\t3000 kB\nVmData:   1000 kB"
+    write(root, {"proc/self/limits": limits, "proc/self/status": status})
+    assert address_space() == left
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_limit_of_this_system_is_found() -> None:
+    code = "from export_grok.machine import address_space; print(address_space())"
+    limit = 2 * GB
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    assert GB < int(found.stdout) < limit

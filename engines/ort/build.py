@@ -21,7 +21,7 @@ from export_grok.engines.lowering import LoweringReport
 from export_grok.engines.ort.lower import lower_graph
 from export_grok.engines.ort.parts import rank_parts
 from export_grok.errors import BundleError, ConfigError
-from export_grok.export.graphs import write_graph
+from export_grok.export.graphs import graph_errors, read_graph, write_graph
 from export_grok.export.head import head_index
 from export_grok.export.plan import versions
 from export_grok.export.rank_weights import rank_index, write_ranks
@@ -34,7 +34,7 @@ from export_grok.weights import WeightIndex
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["BACKEND", "DTYPES", "build_engine", "check_options", "summary"]
+__all__ = ["BACKEND", "DTYPES", "build_engine", "check_options", "is_current", "summary"]
 
 BACKEND = "ort"
 DTYPES: tuple[Dtype, ...] = ("float32",)
@@ -68,15 +68,12 @@ def build_engine(graphs: Bundle, options: EngineOptions = ENGINE) -> Bundle:
     """
     check_options(graphs.config, graphs.manifest.dtype, graphs.manifest.head, options)
     require("onnxruntime", extra="onnxruntime")
+    if is_current(graphs.manifest, options):
+        _finish(graphs.folder)  # a run that was killed behind its manifest has left its plan
+        return graphs
     manifest, ranks = graphs.manifest, options.tensor_parallel
-    made_by = manifest.versions | versions("onnxruntime", "onnxruntime-gpu")
-    engine = _engine_of(ranks)
-    functions = any(count["function"] for count in manifest.lowering.values())
-    made = (manifest.backend, manifest.versions, manifest.engine)
     native = native_kernels().library is not None
     allowed = options.allow_functions or native
-    if made == (BACKEND, made_by, engine) and (allowed or not functions):
-        return graphs
     total = LoweringReport()
     lowered = _lowered(graphs, ranks, total, allowed=allowed)
     first = next(lowered)  # before anything is written: all layers are alike, and first
@@ -84,7 +81,8 @@ def build_engine(graphs: Bundle, options: EngineOptions = ENGINE) -> Bundle:
     files = _without_engine(manifest).files
     for models in itertools.chain([first], lowered):
         for name, model in models.items():
-            write_graph(model, graphs.folder / name)
+            with graph_errors(graphs.folder / name):
+                write_graph(model, graphs.folder / name)
             with output_errors(graphs.folder / name):
                 files[name] = record_of(graphs.folder / name)
     if ranks > 1:
@@ -95,22 +93,34 @@ def build_engine(graphs: Bundle, options: EngineOptions = ENGINE) -> Bundle:
             manifest,
             kind="engine",
             backend=BACKEND,
-            versions=made_by,
+            versions=_made_by(manifest),
             files=files,
             lowering={
                 op: {"lowered": total.lowered[op], "function": total.kept[op]}
                 for op in sorted({*total.lowered, *total.kept})
             },
-            engine=engine,
+            engine=_engine_of(ranks),
         ),
     )
     write_manifest(bundle.folder, bundle.manifest)
-    with output_errors(bundle.folder):
-        (bundle.folder / RANK_PLAN).unlink(missing_ok=True)
+    _finish(bundle.folder)
     where = ", where there are no native kernels" if native else ""
     for reason in dict.fromkeys(total.reasons):
         logger.warning("runs by its function body, slowly%s: %s", where, reason)
     return bundle
+
+
+def is_current(manifest: Manifest, options: EngineOptions) -> bool:
+    """Return whether a folder has the engine that would be built by these options.
+
+    Raises:
+        ConfigError: native kernels are asked for and there are none.
+    """
+    functions = any(count["function"] for count in manifest.lowering.values())
+    allowed = options.allow_functions or native_kernels().library is not None
+    made = (manifest.backend, manifest.versions, manifest.engine)
+    wanted = (BACKEND, _made_by(manifest), _engine_of(options.tensor_parallel))
+    return made == wanted and (allowed or not functions)
 
 
 def check_options(
@@ -144,6 +154,10 @@ def summary(manifest: Manifest) -> str:
     return ", ".join([f"{ranks} ranks", *ops] if ranks > 1 else ops)
 
 
+def _made_by(manifest: Manifest) -> dict[str, str]:
+    return manifest.versions | versions("onnxruntime", "onnxruntime-gpu")
+
+
 def _engine_of(ranks: int) -> dict[str, Any]:
     return {"tensor_parallel": ranks} if ranks > 1 else {}
 
@@ -158,8 +172,9 @@ def _lowered(
     with progress_bar("lowering", count, unit="graphs") as advance:
         for models in source:
             for name, model in list(models.items()):
-                own = model.clone()
-                total.add(lower_graph(own, dtype=manifest.dtype))
+                with graph_errors(graphs.folder / name):
+                    own = model.clone()
+                    total.add(lower_graph(own, dtype=manifest.dtype))
                 models[f"{name.removesuffix('.onnx')}.{BACKEND}.onnx"] = own
                 if ranks == 1:
                     del models[name]  # it is in the folder
@@ -173,7 +188,7 @@ def _whole(graphs: Bundle) -> Iterator[dict[str, ir.Model]]:
     layers = [("layer", layer) for layer in range(graphs.config.num_layers)]
     for kind, layer in [*layers, *((kind, None) for kind in ("embedding", "head", "head_all"))]:
         name = graph_file(kind, layer)
-        yield {name: ir.load(graphs.folder / name)}
+        yield {name: read_graph(graphs.folder / name)}
 
 
 def _parts(graphs: Bundle, ranks: int) -> Iterator[dict[str, ir.Model]]:
@@ -229,6 +244,11 @@ def _begin(graphs: Bundle, ranks: int) -> bool:
             write_json(out / RANK_PLAN, plan)
             (out / RANK_GRAPHS).mkdir(exist_ok=True)
     return resume
+
+
+def _finish(out: Path) -> None:
+    with output_errors(out):
+        (out / RANK_PLAN).unlink(missing_ok=True)
 
 
 def _plan_in(out: Path) -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """How a graph is loaded into ONNX Runtime, and bound to memory."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from export_grok.errors import BundleError
 from export_grok.plugins.kernels import Kernels
 
-__all__ = ["Array", "bound", "head_options", "load_graph", "session_options"]
+__all__ = ["Array", "bound", "head_options", "load_graph", "run_bound", "session_options"]
 
 Array = NDArray[np.float32] | NDArray[np.int64]
 
@@ -29,25 +30,56 @@ def load_graph(
         BundleError: it does not load.
     """
     try:
+        # Without its fallback, which prints what went wrong and tries the same again.
         return ort.InferenceSession(
-            content or str(path), options, providers=["CPUExecutionProvider"]
+            content or str(path), options, ["CPUExecutionProvider"], enable_fallback=0
         )
     except Exception as error:  # ONNX Runtime has no common base for its errors
         raise BundleError(
-            f"{path} does not load in ONNX Runtime {ort.__version__}: {error}"
+            f"{path} does not load in ONNX Runtime {ort.__version__}: {_in_a_line(error)}"
         ) from error
 
 
 def bound(
     session: ort.InferenceSession, inputs: Mapping[str, Array], outputs: Mapping[str, Array]
 ) -> ort.IOBinding:
-    """Return arrays bound to inputs and outputs by their addresses; keep them alive as long."""
+    """Return arrays bound to inputs and outputs by their addresses; keep them alive as long.
+
+    Raises:
+        BundleError: the graph has no such inputs and outputs.
+    """
     binding = session.io_binding()
-    for name, array in inputs.items():
-        binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-    for name, array in outputs.items():
-        binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+    with _graph_errors(session):
+        for name, array in inputs.items():
+            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        for name, array in outputs.items():
+            binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
     return binding
+
+
+def run_bound(session: ort.InferenceSession, binding: ort.IOBinding) -> None:
+    """Run a graph on the memory that it is bound to.
+
+    Raises:
+        BundleError: it computes something else than that memory is for, or cannot be computed.
+    """
+    with _graph_errors(session):
+        session.run_with_iobinding(binding)
+
+
+@contextlib.contextmanager
+def _graph_errors(session: ort.InferenceSession) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # ONNX Runtime has no common base for its errors
+        raise BundleError(
+            f"graph {session.get_modelmeta().graph_name!r} does not run in ONNX Runtime "
+            f"{ort.__version__}: {_in_a_line(error)}; if it is damaged, build the bundle again"
+        ) from error
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def head_options(weights_root: Path, threads: int | None, kernels: Kernels) -> ort.SessionOptions:
@@ -68,7 +100,7 @@ def session_options(
         packing: let ONNX Runtime keep matrices in an order of its own, in memory of its own.
     """
     options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what goes wrong is raised, and need not be printed too
     if threads is not None:
         options.intra_op_num_threads = threads
     entries = {

@@ -10,17 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
 
 from export_grok.artifacts import Bundle, graph_file
-from export_grok.engines.ort.graphs import bound, head_options, load_graph, session_options
+from export_grok.engines.ort.graphs import (
+    bound,
+    head_options,
+    load_graph,
+    run_bound,
+    session_options,
+)
 from export_grok.engines.probe import GraphName, Probe, Run
 from export_grok.engines.taps import PREFIX, tapped, taps_of
-from export_grok.errors import BundleError, ConfigError
+from export_grok.errors import ConfigError
 from export_grok.export.contract import CACHE_OF
-from export_grok.export.graphs import content_of
+from export_grok.export.graphs import content_of, read_graph
 from export_grok.plugins.kernels import Kernels, native_kernels
 
 __all__ = ["OrtProbe", "open_functions", "open_probe"]
@@ -143,21 +148,9 @@ def loaded(path: Path, options: ort.SessionOptions, *, taps: Path) -> Iterator[R
         others = [name for name in names if name not in outputs]
         for name in others:
             binding.bind_output(name, "cpu")
-        session.run_with_iobinding(binding)
+        run_bound(session, binding)
         # They come in the order that they were bound in.
         found = dict(zip([*outputs, *others], binding.copy_outputs_to_cpu(), strict=True))
         return {name.removeprefix(PREFIX): array for name, array in found.items()}
 
     yield run
-
-
-def read_graph(path: Path) -> ir.Model:
-    """Return the graph in a file, without the weights it points at.
-
-    Raises:
-        BundleError: it is no graph.
-    """
-    try:
-        return ir.load(path)
-    except Exception as error:  # a damaged file raises what its bytes lead protobuf to
-        raise BundleError(f"{path} cannot be read as an ONNX graph: {error}") from error

@@ -10,11 +10,12 @@ from export_grok.artifacts import Bundle, rank_folder
 from export_grok.engines.assembly import Assembly, RankedPart
 from export_grok.engines.cut import SUM
 from export_grok.engines.ort.graphs import head_options, session_options
-from export_grok.engines.ort.probe import kernels_in_words, loaded, read_graph
+from export_grok.engines.ort.probe import kernels_in_words, loaded
 from export_grok.engines.ort.ranks import part_files
 from export_grok.engines.probe import GraphName, Run
 from export_grok.engines.taps import taps_of
 from export_grok.export.contract import ports
+from export_grok.export.graphs import read_graph
 from export_grok.plugins.kernels import native_kernels
 
 __all__ = ["RankProbe"]

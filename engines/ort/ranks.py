@@ -20,6 +20,7 @@ from export_grok.engines.ort.graphs import (
     bound,
     head_options,
     load_graph,
+    run_bound,
     session_options,
 )
 from export_grok.engines.ort.session import CachedSession
@@ -188,7 +189,7 @@ class _Chain:
 
     def _take(self, steps: list[_Step]) -> None:
         for step in steps:
-            step.session.run_with_iobinding(step.binding)
+            run_bound(step.session, step.binding)
             if step.total is not None:
                 self._group.all_reduce(self._shape, step.total)
 

@@ -23,6 +23,7 @@ from export_grok.engines.ort.graphs import (
     bound,
     head_options,
     load_graph,
+    run_bound,
     session_options,
 )
 from export_grok.errors import ConfigError
@@ -127,7 +128,7 @@ class CachedSession(ABC):
             self._heads[kind] = self._load_head(kind)
         session = self._heads[kind]
         logits = np.empty((*lead, self._entries), np.float32)
-        session.run_with_iobinding(bound(session, inputs, {"logits": logits}))
+        run_bound(session, bound(session, inputs, {"logits": logits}))
         return logits
 
 
@@ -201,5 +202,5 @@ class _Chain:
         self._tokens[:] = tokens
         self._start[:] = start
         for session, binding in self._steps:
-            session.run_with_iobinding(binding)
+            run_bound(session, binding)
         return self._hidden

@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 from export_grok.artifacts import Bundle, record_of, write_manifest
-from export_grok.config import ENGINE, Dtype, EngineOptions, GrokConfig, HeadDtype, Sums
+from export_grok.config import ENGINE, Dtype, EngineOptions, GrokConfig, HeadDtype
 from export_grok.engines.trt.graphs import (
     FOLDER,
     StaticGraph,
@@ -38,6 +38,7 @@ __all__ = [
     "build_plans",
     "check_options",
     "check_plans",
+    "is_current",
     "summary",
 ]
 
@@ -81,6 +82,26 @@ def check_plans(
     check_memory(rank, sizes, memory_of(rank, sizes, dtype, head), sms, options.gpu_memory)
 
 
+def is_current(manifest: Manifest, options: EngineOptions, flavour: Flavour) -> bool:
+    """Return whether a folder has the engine that would be built by these options.
+
+    Raises:
+        BundleError: the manifest does not say what its plans are.
+        And as `check_plans`.
+    """
+    made = (manifest.backend, manifest.versions)
+    if made != (flavour.backend, _made_by(manifest, flavour)):
+        return False
+    found = record_in(manifest)
+    architectures = {plan.sm for plan in found.plans}
+    return (found.recipe, found.sizes, found.sums, architectures) == (
+        recipe(),
+        Sizes.of(options, manifest.config),
+        options.sums,
+        set(options.sm or flavour.architectures()),
+    )
+
+
 def build_plans(graphs: Bundle, options: EngineOptions, flavour: Flavour) -> Bundle:
     """Build plans of all graph kinds for all architectures, and make the folder a bundle.
 
@@ -98,13 +119,10 @@ def build_plans(graphs: Bundle, options: EngineOptions, flavour: Flavour) -> Bun
     """
     old, out = graphs.manifest, graphs.folder
     check_plans(old.config, old.dtype, old.head, options, flavour)
+    if is_current(old, options, flavour):
+        return graphs
     sizes = Sizes.of(options, old.config)
     sms = options.sm or flavour.architectures()
-    made_by = old.versions | versions(flavour.package.replace("_", "-"))
-    if not flavour.any_gpu:
-        made_by |= versions("triton")
-    if _current(old, flavour, made_by, sizes, options.sums, sms):
-        return graphs
     static = static_graphs(graphs, sizes, options.sums)
     plugged = not flavour.any_gpu  # a package that builds for any GPU has no plugins
     kernels = kernel_hashes(static, sms[0]) if plugged else {}
@@ -139,7 +157,7 @@ def build_plans(graphs: Bundle, options: EngineOptions, flavour: Flavour) -> Bun
             graphs_only,
             kind="engine",
             backend=flavour.backend,
-            versions=made_by,
+            versions=_made_by(old, flavour),
             files=graphs_only.files | {name: record_of(out / name) for name in record.files},
             lowering={
                 op_type: {"lowered": count if plugged else 0, "function": 0 if plugged else count}
@@ -166,25 +184,9 @@ def summary(manifest: Manifest) -> str:
     )
 
 
-def _current(
-    old: Manifest,
-    flavour: Flavour,
-    made_by: dict[str, str],
-    sizes: Sizes,
-    sums: Sums,
-    sms: tuple[int, ...],
-) -> bool:
-    """Return whether the folder, whose files were held to its manifest, has just this engine."""
-    if (old.backend, old.versions) != (flavour.backend, made_by):
-        return False
-    found = record_in(old)
-    architectures = {plan.sm for plan in found.plans}
-    return (found.recipe, found.sizes, found.sums, architectures) == (
-        recipe(),
-        sizes,
-        sums,
-        set(sms),
-    )
+def _made_by(manifest: Manifest, flavour: Flavour) -> dict[str, str]:
+    made_by = manifest.versions | versions(flavour.package.replace("_", "-"))
+    return made_by if flavour.any_gpu else made_by | versions("triton")
 
 
 def _planned(

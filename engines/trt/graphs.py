@@ -17,7 +17,7 @@ from export_grok.engines.trt.contract import check_contract
 from export_grok.engines.trt.lower import lower_template
 from export_grok.engines.trt.record import PHASES, GraphRecord, Sizes
 from export_grok.export.contract import GRAPH_KINDS, GraphKind
-from export_grok.export.graphs import content_of
+from export_grok.export.graphs import content_of, read_graph
 from export_grok.optional import require
 from export_grok.plugins.plugin_graph import plugin_calls
 from export_grok.plugins.ptx.compiler import kernel_hash
@@ -117,7 +117,7 @@ def _crossing(model: ir.Model, parts: Sequence[ir.Model]) -> set[str]:
 
 def _template(graphs: Bundle, kind: GraphKind, ranks: int) -> ir.Model:
     if ranks == 1:
-        return ir.load(graphs.folder / graph_file(kind, variant="template"))
+        return read_graph(graphs.folder / graph_file(kind, variant="template"))
     require("torch", extra="export")
     from export_grok.export.trace import template_from_config
 

@@ -1,6 +1,5 @@
 """Memory of the host in place of a GPU's, for plans that are interpreted on a CPU."""
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from export_grok.engines.trt.device import ALIGNMENT, DeviceMemory
 from export_grok.engines.trt.record import Binding
 from export_grok.engines.trt.tensors import ELEMENTS, size_of
 from export_grok.errors import ConfigError
+from export_grok.machine import available_memory, this_machine
 
 __all__ = ["HostDevice"]
 
@@ -36,10 +36,7 @@ class HostDevice:
 
     def memory(self) -> DeviceMemory:
         """Return how much the host has."""
-        page = os.sysconf("SC_PAGE_SIZE")
-        return DeviceMemory(
-            free=page * os.sysconf("SC_AVPHYS_PAGES"), total=page * os.sysconf("SC_PHYS_PAGES")
-        )
+        return DeviceMemory(free=available_memory(), total=this_machine().memory)
 
     def allocate(self, nbytes: int) -> int:
         """Return the address of new memory that lives as long as this object."""

@@ -15,6 +15,7 @@ from export_grok.commands.options import (
     tp_option,
     weights_root_option,
 )
+from export_grok.commands.preflight import asking, preflight_options
 from export_grok.errors import OutputError
 from export_grok.optional import require
 from export_grok.runtime.bench.options import CONTEXTS, PROMPTS, BenchOptions
@@ -89,6 +90,7 @@ def _joined(numbers: tuple[int, ...]) -> str:
 @tp_option
 @weights_root_option
 @json_option
+@preflight_options
 def bench(
     bundle: Path,
     prompt_tokens: tuple[int, ...] | None,
@@ -102,6 +104,8 @@ def bench(
     tp: int | None,
     weights_root: Path | None,
     as_json: bool,
+    force: bool,
+    dry_run: bool,
 ) -> None:
     """Measure the engine in BUNDLE: prefill, decode, and how fast this machine reads weights.
 
@@ -127,6 +131,11 @@ def bench(
         threads=threads,
         tensor_parallel=tp,
         weights_root=weights_root,
+        on_needs=asking(
+            force=force,
+            dry_run=dry_run,
+            writes="nothing" if plot is None else f"a picture into {plot}",
+        ),
         on_round=lambda number: _show(f"round {number} of {rounds}"),
     )
     _show("\033[K")

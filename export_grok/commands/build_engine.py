@@ -7,6 +7,7 @@ import click
 from click.core import ParameterSource
 
 from export_grok.commands.options import FOLDER, engine_options, graph_options
+from export_grok.commands.preflight import asking, preflight_options
 from export_grok.config import EngineOptions, ExportOptions, Sums
 
 __all__ = ["build_engine"]
@@ -29,6 +30,7 @@ __all__ = ["build_engine"]
 )
 @engine_options
 @graph_options
+@preflight_options
 def build_engine(
     source: Path,
     out: Path | None,
@@ -42,6 +44,8 @@ def build_engine(
     gpu_memory: float | None,
     sums: Sums,
     weights: str,
+    force: bool,
+    dry_run: bool,
     **options: Any,
 ) -> None:
     """Build an engine from SOURCE: a checkpoint, or a folder of graphs.
@@ -68,6 +72,9 @@ def build_engine(
             sums=sums,
         ),
         options=ExportOptions(copy_weights=weights == "copy", **options),
+        on_needs=asking(
+            force=force, dry_run=dry_run, writes=f"the {backend} engine into {out or source}"
+        ),
     )
     layers, summary = bundle.config.num_layers, engine_summary(bundle)
     click.echo(f"{bundle.folder}: {backend} engine of {layers} layers ({summary})")

@@ -12,6 +12,7 @@ from export_grok.commands.options import (
     tp_option,
     weights_root_option,
 )
+from export_grok.commands.preflight import asking, preflight_options
 from export_grok.optional import require
 from export_grok.runtime.params import EvaluationOptions
 
@@ -47,6 +48,7 @@ __all__ = ["evaluate"]
 @tp_option
 @weights_root_option
 @json_option
+@preflight_options
 def evaluate(
     bundle: Path,
     text_file: Path,
@@ -58,6 +60,8 @@ def evaluate(
     tp: int | None,
     weights_root: Path | None,
     as_json: bool,
+    force: bool,
+    dry_run: bool,
 ) -> None:
     """Measure how well the engine in BUNDLE reads a text: perplexity, and bits per byte."""
     from export_grok.runtime.evaluate import evaluate_bundle
@@ -72,6 +76,7 @@ def evaluate(
         threads=threads,
         tensor_parallel=tp,
         weights_root=weights_root,
+        on_needs=asking(force=force, dry_run=dry_run),
     )
     readings = {"engine": result.engine, "torch": result.reference}
     made = {name: reading for name, reading in readings.items() if reading is not None}

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from export_grok.commands.options import FOLDER, graph_options
+from export_grok.commands.preflight import asking, preflight_options
 from export_grok.config import ExportOptions
 from export_grok.optional import require
 
@@ -16,13 +17,21 @@ __all__ = ["export"]
 @click.argument("checkpoint", type=FOLDER)
 @click.option("--out", type=FOLDER, required=True, help="Folder to write.")
 @graph_options
-def export(checkpoint: Path, out: Path, weights: str, **options: Any) -> None:
+@preflight_options
+def export(
+    checkpoint: Path, out: Path, weights: str, force: bool, dry_run: bool, **options: Any
+) -> None:
     """Write the ONNX graphs of a CHECKPOINT: one a layer, embedding and head."""
     require("torch", extra="export")
     from export_grok.export.graph_folder import export_graphs
 
+    copied = weights == "copy"
+    what = "graphs, and a copy of the weights," if copied else "graphs"
     bundle = export_graphs(
-        checkpoint, out, ExportOptions(copy_weights=weights == "copy", **options)
+        checkpoint,
+        out,
+        ExportOptions(copy_weights=copied, **options),
+        on_needs=asking(force=force, dry_run=dry_run, writes=f"{what} into {out}"),
     )
     manifest = bundle.manifest
     head = ", head in int8" if manifest.head == "int8" else ""

@@ -11,6 +11,7 @@ from export_grok.commands.options import (
     tp_option,
     weights_root_option,
 )
+from export_grok.commands.preflight import asking, preflight_options
 from export_grok.runtime.params import SamplingParams
 
 __all__ = ["generate"]
@@ -49,6 +50,7 @@ __all__ = ["generate"]
 @tp_option
 @weights_root_option
 @json_option
+@preflight_options
 def generate(
     bundle: Path,
     prompts: tuple[str, ...],
@@ -62,6 +64,8 @@ def generate(
     tp: int | None,
     weights_root: Path | None,
     as_json: bool,
+    force: bool,
+    dry_run: bool,
 ) -> None:
     """Continue prompts with the engine in BUNDLE. Answers go to stdout as they are made."""
     from export_grok.runtime.answers import print_answers
@@ -82,6 +86,7 @@ def generate(
             threads=threads,
             tensor_parallel=tp,
             weights_root=weights_root,
+            on_needs=asking(force=force, dry_run=dry_run),
             on_usage=on_usage,
         ),
         as_json=as_json,

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from export_grok.commands.options import FOLDER, threads_option, tp_option, weights_root_option
+from export_grok.commands.preflight import asking, preflight_options
 
 __all__ = ["logits"]
 
@@ -26,6 +27,7 @@ __all__ = ["logits"]
 @threads_option
 @tp_option
 @weights_root_option
+@preflight_options
 def logits(
     bundle: Path,
     tokens: Path,
@@ -34,6 +36,8 @@ def logits(
     threads: int | None,
     tp: int | None,
     weights_root: Path | None,
+    force: bool,
+    dry_run: bool,
 ) -> None:
     """Write the float32 logits of every position of given tokens: how to compare an engine."""
     from export_grok.runtime.logits import write_logits
@@ -46,5 +50,6 @@ def logits(
         threads=threads,
         tensor_parallel=tp,
         weights_root=weights_root,
+        on_needs=asking(force=force, dry_run=dry_run, writes=f"the logits into {out}"),
     )
     click.echo(f"{out}: logits {list(shape)}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from export_grok.commands.options import FOLDER, json_option, weights_root_option
+from export_grok.commands.preflight import asking, preflight_options
 from export_grok.optional import require
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ WIDTH = 100
 @click.option("--list", "listed", is_flag=True, help="Say which faults there are.")
 @weights_root_option
 @json_option
+@preflight_options
 def plant_fault(
     bundle: Path | None,
     name: str | None,
@@ -37,6 +39,8 @@ def plant_fault(
     listed: bool,
     weights_root: Path | None,
     as_json: bool,
+    force: bool,
+    dry_run: bool,
 ) -> None:
     """Write a copy of the engine in BUNDLE that is wrong on purpose, to check a check.
 
@@ -61,7 +65,13 @@ def plant_fault(
     from export_grok.runtime.verify.faults.planting import PLANTED, plant_fault
 
     whole = open_bundle(bundle, kind="engine", weights_root=weights_root)
-    wrong = plant_fault(whole, fault, out, layer=layer)
+    wrong = plant_fault(
+        whole,
+        fault,
+        out,
+        layer=layer,
+        on_needs=asking(force=force, dry_run=dry_run, writes=f"the wrong engine into {out}"),
+    )
     place = wrong.manifest.engine[PLANTED]["layer"]
     if as_json:
         click.echo(json.dumps({"out": str(out), **_values(fault), "layer": place}))

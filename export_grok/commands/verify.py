@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from export_grok.commands.options import FOLDER, json_option, threads_option, weights_root_option
+from export_grok.commands.preflight import asking, preflight_options
 from export_grok.errors import VerificationError
 from export_grok.optional import require
 
@@ -94,6 +95,7 @@ def _tolerances(
 @threads_option
 @weights_root_option
 @json_option
+@preflight_options
 def verify(
     bundle: Path,
     against: str,
@@ -109,6 +111,8 @@ def verify(
     threads: int | None,
     weights_root: Path | None,
     as_json: bool,
+    force: bool,
+    dry_run: bool,
 ) -> None:
     """Hold the engine in BUNDLE to a reference: graph by graph, then running free.
 
@@ -140,6 +144,11 @@ def verify(
         ),
         threads=threads,
         weights_root=weights_root,
+        on_needs=asking(
+            force=force,
+            dry_run=dry_run,
+            writes="nothing" if report is None else f"a report into {report}",
+        ),
     )
     if report is not None:
         from export_grok.runtime.verify.report import write_report

@@ -21,9 +21,11 @@ import numpy as np
 from export_grok.artifacts import HEAD_WEIGHTS, Bundle, open_bundle
 from export_grok.engines.backend import Session
 from export_grok.machine import this_machine
+from export_grok.needs import OnNeeds
 from export_grok.plugins.kernels import native_kernels
 from export_grok.runtime.bench.ceiling import Ceiling
 from export_grok.runtime.bench.machine import PeakMemory, cache_bytes, cores
+from export_grok.runtime.bench.needs import bench_needs
 from export_grok.runtime.bench.options import BenchOptions, Setting, cache_length, settings_of
 from export_grok.runtime.bench.result import Bench, Engine, Measurement
 from export_grok.runtime.bench.rounds import Rounds
@@ -43,6 +45,7 @@ def bench_bundle(
     threads: int | None = None,
     tensor_parallel: int | None = None,
     weights_root: Path | None = None,
+    on_needs: OnNeeds = lambda needs: None,
     on_round: Callable[[int], None] = lambda number: None,
 ) -> Bench:
     """Return how fast the engine of a bundle is, and which part of what this machine can do.
@@ -56,6 +59,7 @@ def bench_bundle(
             default.
         tensor_parallel: ranks that the bundle must be for, if it matters.
         weights_root: where the weights are, if the bundle points at ones that were moved.
+        on_needs: gets what that needs, before anything is loaded.
         on_round: gets the number of each round before it begins; 0 is the one that does not
             count.
 
@@ -72,6 +76,9 @@ def bench_bundle(
     bundle = open_bundle(folder, kind="engine", weights_root=weights_root)
     check_seconds = perf_counter() - began
     settings = settings_of(options, bundle.config)
+    on_needs(
+        bench_needs(bundle, options, settings, threads=threads, tensor_parallel=tensor_parallel)
+    )
     sessions: dict[int, Session] = {}
     load_seconds = {}
     with contextlib.ExitStack() as opened:

@@ -7,12 +7,14 @@ from typing import Any
 from export_grok.artifacts import Bundle, open_bundle
 from export_grok.engines.backend import Session
 from export_grok.engines.probe import GraphName, Probe
+from export_grok.needs import OnNeeds
 from export_grok.optional import require
 from export_grok.progress import progress_bar
 from export_grok.runtime.open import open_session
 from export_grok.runtime.probe_session import open_probe_session
 from export_grok.runtime.verify.few_rows import FewRows
 from export_grok.runtime.verify.free_run import Heard, judge, listen
+from export_grok.runtime.verify.needs import verify_needs
 from export_grok.runtime.verify.options import VerifyOptions
 from export_grok.runtime.verify.result import Cause, FreeRun, GraphResult, Verification
 from export_grok.runtime.verify.tolerances import FREE_RUN
@@ -27,6 +29,7 @@ def verify_bundle(
     *,
     threads: int | None = None,
     weights_root: Path | None = None,
+    on_needs: OnNeeds = lambda needs: None,
 ) -> Verification:
     """Return how the engine of a bundle compares with a reference.
 
@@ -38,6 +41,7 @@ def verify_bundle(
         options: what is compared with what.
         threads: for the engine to compute with; as many as there are cores by default.
         weights_root: where the weights are, if the bundle points at ones that were moved.
+        on_needs: gets what that needs, before any weights are loaded.
 
     Raises:
         BundleError: a bundle is unfinished or damaged.
@@ -50,6 +54,7 @@ def verify_bundle(
     require("polygraphy", extra="verify")
     bundle = open_bundle(folder, kind="engine", weights_root=weights_root)
     work = Work.of(bundle, options, threads)
+    on_needs(verify_needs(work))
     graphs, cause = _graphs(work, work.engine) if work.engine and options.graphs else ([], None)
     notes = list(work.reference.notes)
     if options.interpret:

@@ -1,5 +1,6 @@
 """What the tests of commands share: running one, and things to run it on."""
 
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +39,10 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
 
     def run(*arguments: object) -> Outcome:
         capfd.readouterr()
+        on_interrupt = signal.getsignal(signal.SIGINT)
         with pytest.raises(SystemExit) as caught:
             main([str(argument) for argument in arguments])
+        signal.signal(signal.SIGINT, on_interrupt)  # a command that was interrupted ends deaf
         out, err = capfd.readouterr()
         assert isinstance(caught.value.code, int)
         return Outcome(caught.value.code, out, err)

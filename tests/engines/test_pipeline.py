@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,8 +23,6 @@ from tests.bundles import checkpoint_copy, hashes
 from tests.conftest import load_golden
 
 pytestmark = pytest.mark.usefixtures("traced_once")
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -246,83 +242,6 @@ def test_a_file_that_changed_is_named(
     others = {*bundle.manifest.files, *bundle.manifest.weight_files} - {path.name, file}
     others -= {f"ckpt-0/{path.name}"}
     assert not [other for other in others if f"/{other} " in str(error.value)]
-
-
-CRASHES = """
-import itertools, os, signal, sys
-from pathlib import Path
-
-from export_grok.config import ExportOptions
-from export_grok.engines.pipeline import engine_from_source
-from export_grok.export import graph_folder
-from tests.bundles import traced
-
-source, folder = Path(sys.argv[1]), Path(sys.argv[2])
-graph_folder.template_from_config = traced
-os.fsync = lambda descriptor: None  # see tests/conftest.py
-replace = Path.replace
-
-
-def build(out):
-    options = ExportOptions(copy_weights=True)
-    engine_from_source(source, folder / out, backend="ort", options=options)
-
-
-def broken_off(moment):
-    number, after = divmod(moment, 2)
-    count = itertools.count()
-
-    def replace_or_die(self, target):
-        now = next(count) == number
-        if now and not after:
-            os.kill(os.getpid(), signal.SIGKILL)
-        replace(self, target)
-        if now:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    Path.replace = replace_or_die
-    build(str(moment))
-    os._exit(0)
-
-
-build("undisturbed")
-for moment in itertools.count():
-    if moment % 2 == 0 and moment % 3:
-        continue  # before a file: every third is enough
-    child = os.fork()
-    if not child:
-        broken_off(moment)
-    _, status = os.waitpid(child, 0)
-    if not os.WIFSIGNALED(status):
-        sys.exit(os.waitstatus_to_exitcode(status))
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="needs fork and SIGKILL")
-def test_a_killed_build_leaves_nothing_that_loads_and_is_finished_by_the_next(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "out"
-    folder.mkdir()
-    # A process is killed after every file that it puts in place, and before every third.
-    subprocess.run(
-        [sys.executable, "-c", CRASHES, str(checkpoint), str(folder)],
-        cwd=ROOT,
-        check=True,
-        timeout=120,
-    )
-    undisturbed = hashes(folder / "undisturbed")
-    moments = [path for path in folder.iterdir() if path.name.isdigit()]
-    *killed, finished = sorted(moments, key=lambda path: int(path.name))
-    assert len(killed) >= len(undisturbed)
-    assert hashes(finished) == undisturbed
-    last = killed.pop()  # after the manifest of the engine: nothing was left to do
-    assert hashes(last) == undisturbed
-    for out in killed:
-        with pytest.raises(BundleError, match="build-engine"):
-            open_bundle(out, kind="engine")
-        built(checkpoint, out, copy_weights=True)
-        assert (out.name, hashes(out)) == (out.name, undisturbed)
 
 
 # Moved.

@@ -315,6 +315,23 @@ def test_a_cut_model_is_refused(small_file: Path, tmp_path: Path) -> None:
         Tokenizer(path)
 
 
+def test_a_piece_that_is_no_text_is_refused_where_it_is_met(
+    small_file: Path, tmp_path: Path
+) -> None:
+    model = small_file.read_bytes()
+    space = "\N{LOWER ONE EIGHTH BLOCK}".encode()
+    (tmp_path / "m").write_bytes(model.replace(space, space[:2] + b"\xff"))
+    tokenizer = Tokenizer(tmp_path / "m")
+    damaged = 0
+    for token in range(tokenizer.vocab_size):
+        try:
+            tokenizer.byte_length(token)
+        except BundleError as error:
+            damaged += 1
+            assert str(error).startswith(f"{tmp_path / 'm'} has a piece that is no UTF-8")
+    assert damaged > 0
+
+
 def test_a_missing_model_is_refused_in_one_line(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.model", tmp_path):
         with pytest.raises(BundleError) as caught:

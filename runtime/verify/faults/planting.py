@@ -21,8 +21,9 @@ from export_grok.config import GrokConfig
 from export_grok.engines.ort.lower import lower_graph
 from export_grok.errors import ConfigError
 from export_grok.export.graphs import write_graph
-from export_grok.files import new_folder, output_errors
+from export_grok.files import check_new, new_folder, output_errors
 from export_grok.manifest import FileRecord, Manifest, WeightsPlace
+from export_grok.needs import Disk, Needs, OnNeeds
 from export_grok.progress import progress_bar
 from export_grok.runtime.verify.faults.fault import Fault
 from export_grok.weights import WeightIndex
@@ -31,6 +32,10 @@ __all__ = ["PLANTED", "plant_fault", "why_not"]
 
 # Where the manifest of a wrong copy says so, among what it says of its engine.
 PLANTED = "planted_fault"
+
+# The program with the packages that edit graphs; and bytes a second of files that are copied.
+MEMORY = 250_000_000
+COPY_RATE = 400e6
 
 
 def why_not(fault: Fault, bundle: Bundle, *, layer: int | None = None) -> str | None:
@@ -62,7 +67,14 @@ def why_not(fault: Fault, bundle: Bundle, *, layer: int | None = None) -> str | 
     return None
 
 
-def plant_fault(bundle: Bundle, fault: Fault, out: Path, *, layer: int | None = None) -> Bundle:
+def plant_fault(
+    bundle: Bundle,
+    fault: Fault,
+    out: Path,
+    *,
+    layer: int | None = None,
+    on_needs: OnNeeds = lambda needs: None,
+) -> Bundle:
     """Write a wrong copy of an engine of ONNX Runtime and return it.
 
     The copy opens as whole. Its manifest says which fault it has, under `PLANTED`, and that its
@@ -75,6 +87,7 @@ def plant_fault(bundle: Bundle, fault: Fault, out: Path, *, layer: int | None = 
         fault: to plant.
         out: folder of the copy, new or empty.
         layer: to plant it in, if it is a layer's fault; mostly the middle one by default.
+        on_needs: gets what that needs, before anything is written.
 
     Raises:
         ConfigError: the fault is none here, or there is no such layer.
@@ -84,6 +97,8 @@ def plant_fault(bundle: Bundle, fault: Fault, out: Path, *, layer: int | None = 
     reason = why_not(fault, bundle, layer=layer)
     if reason is not None:
         raise ConfigError(f"{fault.name} cannot be planted in {bundle.folder}: {reason}")
+    check_new(out)
+    on_needs(_needs(bundle, out))
     with new_folder(out):
         _copy(bundle, out)
         if fault.of_ranks is not None:
@@ -114,6 +129,13 @@ def _layer(fault: Fault, config: GrokConfig, layer: int | None) -> int | None:
     if not 0 <= layer < config.num_layers:
         raise ConfigError(f"layer is {layer}; this model has layers 0 to {config.num_layers - 1}")
     return layer
+
+
+def _needs(bundle: Bundle, out: Path) -> Needs:
+    total = sum(record.bytes for record in bundle.manifest.files.values())
+    return Needs(
+        disk=(Disk(folder=out, nbytes=total),), memory=MEMORY, seconds=1 + total / COPY_RATE
+    )
 
 
 def _copy(bundle: Bundle, out: Path) -> None:

@@ -123,6 +123,44 @@ def test_a_graph_that_does_not_load_is_named_in_one_line(
     assert "\n" not in str(error.value)
 
 
+def no_output(path: Path) -> None:
+    model = onnx.load(path, load_external_data=False)
+    del model.graph.output[0]
+    onnx.save(model, path)
+
+
+def wrong_shape(path: Path) -> None:
+    """Have the first output be of another shape than the session has memory for."""
+    model = onnx.load(path, load_external_data=False)
+    output = model.graph.output[0]
+    (last,) = [node for node in model.graph.node if output.name in node.output]
+    last.output[list(last.output).index(output.name)] = "flat"
+    shape = onnx.helper.make_tensor("one_row", onnx.TensorProto.INT64, [1], [-1])
+    model.graph.initializer.append(shape)
+    model.graph.node.append(onnx.helper.make_node("Reshape", ["flat", "one_row"], [output.name]))
+    output.type.tensor_type.ClearField("shape")
+    onnx.save(model, path)
+
+
+@pytest.mark.parametrize("damage", [no_output, wrong_shape])
+@pytest.mark.parametrize(("kind", "layer"), [("embedding", None), ("layer", 1), ("head", None)])
+def test_a_graph_that_loads_and_is_another_is_named_in_one_line(
+    kernels: str,
+    bundle_of: BundleOf,
+    tmp_path: Path,
+    damage: Callable[[Path], None],
+    kind: str,
+    layer: int | None,
+) -> None:
+    bundle = graphs_changed(bundle_of("tiny"), tmp_path / "bundle", lambda model: None)
+    damage(bundle.folder / graph_file(kind, layer, variant=VARIANTS[kernels]))
+    session = open_session(bundle, batch=1, max_length=4)
+    name = f"grok1_{kind}" + ("" if layer is None else f"_{layer}")
+    with pytest.raises(BundleError, match=f"^graph '{name}' does not run in ") as error:
+        session.forward(np.ones((1, 3), np.int64), at(1, 0), at(1, 0))
+    assert "\n" not in str(error.value)
+
+
 def test_weights_that_went_away_are_named_in_one_line(
     kernels: str, bundle_of: BundleOf, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -586,3 +587,18 @@ def test_every_graph_of_full_size_builds(
     sizes = Sizes(tensor_parallel=ranks)
     graph = Lowered(config=GROK_1, kind=kind, phase=phase, sizes=sizes, dtype="bfloat16")
     build(graph, sm, tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "phase"), EACH_PHASE)
+def test_no_tensor_of_full_size_has_2_to_the_31_elements(kind: GraphKind, phase: Phase) -> None:
+    """The experts' three stacks of 1.6e9 elements would have, as one."""
+    whole = Lowered(config=GROK_1, kind=kind, phase=phase, sizes=Sizes(batch=8), dtype="bfloat16")
+    model = onnx.shape_inference.infer_shapes(ir.to_proto(lowered(whole)), data_prop=True)
+    values = [*model.graph.input, *model.graph.value_info, *model.graph.output]
+    made = {name for node in model.graph.node for name in node.output}
+    assert made <= {value.name for value in values}
+    counts = [
+        math.prod(axis.dim_value for axis in value.type.tensor_type.shape.dim) for value in values
+    ]
+    assert 0 < min(counts) <= max(counts) < 2**31
+    assert kind != "layer" or 3 * max(counts) > 2**31

@@ -1,6 +1,7 @@
 """Right engines pass against every reference; each planted fault is found, and named."""
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from export_grok.runtime.open import open_session
 from export_grok.runtime.verify import verify as verify_module
 from export_grok.runtime.verify.faults.library import FAULTS
 from export_grok.runtime.verify.faults.planting import plant_fault, why_not
+from export_grok.runtime.verify.finding import finding
 from export_grok.runtime.verify.options import VerifyOptions
 from export_grok.runtime.verify.result import failure
 from export_grok.runtime.verify.verify import verify_bundle
@@ -112,7 +114,7 @@ def test_the_check_goes_on_behind_a_fault_if_told_to(bundle_of: BundleOf, tmp_pa
     assert not found.free_run.passed
 
 
-def test_damaged_weights_are_found_against_the_checkpoint_only(
+def test_one_damaged_block_of_a_weight_is_found_against_the_checkpoint_only(
     bundle_of: BundleOf, tmp_path: Path
 ) -> None:
     """The model in PyTorch reads the bundle's weights: it is wrong in the same way."""
@@ -136,6 +138,12 @@ def test_damaged_weights_are_found_against_the_checkpoint_only(
     assert str(found.failed.graph) == "layer 1"
     assert found.failed.first_failed is not None
     assert found.failed.first_failed.tensor == "k_out"
+    text = "\n".join(finding(found))
+    assert "k_out is off by" in text
+    assert re.search(
+        r"at row \d+, position \d+, head \d+, channel \d+: engine .*, reference", text
+    )
+    assert re.search(r"differences: largest [\d.]+, mean [\d.]+", text)
 
 
 def test_what_is_wrong_between_graphs_shows_running_free(
