@@ -1,22 +1,26 @@
 """Stamp a template into one graph per layer: initialisers point at the bytes of the weights."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx_ir as ir
 
 from export_grok.config import Dtype, GrokConfig
-from export_grok.errors import BuildError
+from export_grok.errors import BuildError, BundleError, ExportGrokError
 from export_grok.export.contract import GraphKind, check_contract, ports, weight_prefix
 from export_grok.files import atomic_file
 from export_grok.weights import Weight, WeightIndex
 
-__all__ = ["content_of", "stamped", "write_graph"]
+__all__ = ["content_of", "graph_errors", "read_graph", "stamped", "write_graph"]
 
 _IR_DTYPES = {
     "int8": ir.DataType.INT8,
     "bfloat16": ir.DataType.BFLOAT16,
     "float16": ir.DataType.FLOAT16,
     "float32": ir.DataType.FLOAT,
+    "float8_e4m3fn": ir.DataType.FLOAT8E4M3FN,
+    "float8_e5m2": ir.DataType.FLOAT8E5M2,
 }
 
 
@@ -76,6 +80,35 @@ def content_of(model: ir.Model) -> bytes:
     """Return what the file of a graph holds: the same bytes for the same graph."""
     content: bytes = ir.serde.serialize_model(model).SerializeToString(deterministic=True)
     return content
+
+
+def read_graph(path: Path) -> ir.Model:
+    """Return the graph in a file, without the weights it points at.
+
+    Raises:
+        BundleError: it is no graph.
+    """
+    with graph_errors(path):
+        return ir.load(path)
+
+
+@contextlib.contextmanager
+def graph_errors(path: Path) -> Iterator[None]:
+    """Take whatever goes wrong with a graph that was read from a file as damage of the file.
+
+    Raises:
+        BundleError: something went wrong.
+    """
+    try:
+        yield
+    except ExportGrokError:
+        raise
+    except Exception as error:  # whatever its bytes lead protobuf and the passes to
+        said = str(error).partition("\n")[0][:200]
+        raise BundleError(
+            f"{path} cannot be read as an ONNX graph, or is none of this program's "
+            f"({type(error).__name__}: {said}); export it again"
+        ) from error
 
 
 def write_graph(model: ir.Model, path: Path) -> None:

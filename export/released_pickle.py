@@ -56,6 +56,7 @@ _ALLOWED = {
     _Global("numpy", "ndarray"),
     _Global("numpy", "dtype"),
     _Global("ml_dtypes", "bfloat16"),
+    _Global("jax._src.array", "_reconstruct_array"),  # in files that were saved again by JAX
 }
 _DTYPES: dict[object, StoredDtype] = {
     "i1": "int8",
@@ -87,7 +88,7 @@ def arrays_in(path: Path) -> dict[str, Weight]:
     results is the name of `path`.
 
     Raises:
-        UnsafePickleError: the file asks for anything but the six names that arrays need.
+        UnsafePickleError: the file asks for anything but the names that arrays need.
         CheckpointError: the file cannot be read, is damaged, or holds no such arrays.
     """
     try:
@@ -202,6 +203,12 @@ class _StandIns(PickleMachine):
                 (_Global("numpy", "ndarray"), (0,), _Bytes(_, 1)),
             ) if not new:
                 self.stack.append(_Array())
+            case (
+                _Global("jax._src.array", "_reconstruct_array"),
+                (_Global(_, "_reconstruct") as inner, tuple() as inputs, tuple() as state, dict()),
+            ) if not new:  # a numpy array, and what JAX would make of it
+                self._call(inner, inputs)
+                self._build(self.top(), state)
             case _:
                 raise self.fault("makes something that is no array")
 

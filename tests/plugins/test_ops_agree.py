@@ -261,6 +261,35 @@ def test_int8_linear_agrees_with_the_formula_three_ways(call: Call, tmp_path: Pa
     assert_within(by_lowering(call, tmp_path)[0], expected, summed + left_out)
 
 
+@pytest.mark.parametrize("groups", [1, 8])
+@pytest.mark.parametrize("height", [1, 2, 15, 17, 33, 64, 129])
+def test_int8_linear_is_right_and_not_zero_whatever_k_and_n_are(
+    height: int, groups: int, tmp_path: Path
+) -> None:
+    """K and N are no multiples of what a kernel takes at once, or just are."""
+    for columns in (1, 16, 35):
+        call = linear_call(height * groups, columns, groups, 1, 3, seed=columns)
+        expected, summed, left_out = linear_bounds(call)
+        assert_within(by_function(call, tmp_path)[0], expected, summed)
+        y = by_lowering(call, tmp_path)[0]
+        assert_within(y, expected, summed + left_out)
+        assert y[expected != 0].all()
+
+
+@pytest.mark.parametrize("groups", [1, 8])
+def test_a_scale_times_1000_changes_its_own_column_alone(groups: int, tmp_path: Path) -> None:
+    call = linear_call(104, 51, groups, 1, 9)
+    scales = call.inputs["scales"].copy()
+    scales[:, 7] *= 1000
+    larger = call.but(scales=scales)
+    expected, summed, left_out = linear_bounds(larger)
+    before, after = three_ways(call, tmp_path), three_ways(larger, tmp_path)
+    others = np.arange(51) != 7
+    for old, new in zip(before, after, strict=True):
+        np.testing.assert_array_equal(new[..., others], old[..., others])
+        assert_within(new, expected, summed + left_out)
+
+
 def test_int8_linear_lowering_pays_for_an_outlier_only_in_its_group(tmp_path: Path) -> None:
     errors = []
     for groups, outlier in ((1, 1.0), (8, 1e3), (1, 1e3)):

@@ -45,6 +45,17 @@ def test_a_matrix_may_have_any_shape(data: st.DataObject, isa: str) -> None:
     assert_right(call, run(call), isa)
 
 
+def test_a_scale_times_1000_changes_its_own_column_alone(isa: str) -> None:
+    call = linear_call(9, 104, 51, 8, "bfloat16")
+    scales = call.inputs["scales"].copy()
+    scales[:, 7] *= 1000
+    larger = call.but(scales=scales)
+    others = np.arange(51) != 7
+    (before,), (after,) = run(call), run(larger)
+    np.testing.assert_array_equal(after[..., others], before[..., others])
+    assert_right(larger, [after], isa)
+
+
 @few
 @given(data=st.data())
 def test_experts_may_have_any_shape(data: st.DataObject, isa: str) -> None:
