@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from export_grok.errors import BundleError, OutputError
+from export_grok.regular_file import open_regular, read_regular
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 __all__ = [
     "atomic_file",
+    "check_new",
     "fingerprint",
     "new_folder",
     "output_errors",
@@ -98,6 +100,17 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def check_new(out: Path) -> None:
+    """Hold `out` to being a folder that is new or empty.
+
+    Raises:
+        OutputError: it holds something, or is no folder.
+    """
+    with output_errors(out):
+        if out.exists() and any(out.iterdir()):
+            raise OutputError(f"{out} is not empty; choose a new folder")
+
+
 @contextlib.contextmanager
 def new_folder(out: Path) -> Iterator[None]:
     """Make `out`, or take it empty, and have it as it was if the block fails.
@@ -105,10 +118,9 @@ def new_folder(out: Path) -> Iterator[None]:
     Raises:
         OutputError: it holds something, or cannot be made.
     """
+    check_new(out)
     with output_errors(out):
         found = out.exists()
-        if found and any(out.iterdir()):
-            raise OutputError(f"{out} is not empty; choose a new folder")
         out.mkdir(parents=True, exist_ok=True)
     try:
         yield
@@ -136,7 +148,7 @@ def read_json(path: Path) -> dict[str, Any]:
         BundleError: the file is missing, damaged, or holds no object.
     """
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_regular(path))
     except (OSError, RecursionError, ValueError) as error:
         raise BundleError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
@@ -155,8 +167,8 @@ def fingerprint(path: Path) -> str:
     Raises:
         OSError: the file cannot be read.
     """
-    length = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        length = os.fstat(file.fileno()).st_size
         if length <= WHOLE_BYTES:
             return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
         sampled = hashlib.sha256(str(length).encode())

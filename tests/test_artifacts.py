@@ -196,6 +196,15 @@ def test_a_path_out_of_the_folder_is_refused(
     assert f"{table}: {name!r} is outside the folder" in refusal(made)
 
 
+@pytest.mark.parametrize("table", ["files", "weight_files"])
+def test_a_name_that_no_file_can_have_is_a_missing_file(
+    table: str, made: Path, rewrite: Rewrite
+) -> None:
+    name = "x" * 5000
+    rewrite(lambda value: value[table].update({name: {"bytes": 24, "fingerprint": "x"}}))
+    assert f"{name}: File name too long" in refusal(made)
+
+
 def test_a_manifest_from_before_there_was_a_choice_of_head_has_a_float32_one(
     made: Path, rewrite: Rewrite
 ) -> None:

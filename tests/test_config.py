@@ -146,6 +146,22 @@ def test_a_wrong_value_in_a_file_is_told_with_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "most"),
+    [
+        ("num_layers", 10_001, "10000"),
+        ("num_experts", 10**5, "10000"),
+        ("key_size", 1 << 20, "10000"),
+        ("emb_size", (1 << 24) + 1, "16777216"),
+        ("vocab_size", 1 << 40, "16777216"),
+        ("attn_logit_cap", 10**400, "a positive finite number"),
+    ],
+)
+def test_a_size_beyond_any_model_is_refused(name: str, value: int, most: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is {value}; it must be {most}"):
+        GrokConfig.from_dict(GROK_1.to_dict() | {name: value})
+
+
+@pytest.mark.parametrize(
     "content",
     [b"", b"{", b"\xff\xfe", b"[]", b"3", b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}"],
 )

@@ -462,6 +462,9 @@ DAMAGES: dict[str, Callable[[Path, NDArray[Any]], Any]] = {
     "cut": lambda path, tokens: path.write_bytes(path.read_bytes()[:-1]),
     "cut header": lambda path, tokens: path.write_bytes(path.read_bytes()[:40]),
     "archive": archive,
+    "4 GB of header": lambda path, tokens: path.write_bytes(
+        path.read_bytes().replace(b"NUMPY\x01\x00", b"NUMPY\x02\x00")
+    ),
     "cut archive": cut_archive,
     "huge": lambda path, tokens: path.write_bytes(
         path.read_bytes().replace(b"(2, 24), }" + b" " * 20, b"(99999999999, 999999999), }   ")
