@@ -3,9 +3,11 @@
     python benchmarks/full_layer.py DIR [--layers 1] [--decode 4] [--against-torch]
 
 Writes a checkpoint of that many layers into DIR (4.9 GB each, and 3.2 GB of embedding), runs every
-stage as a user would, and prints a line for each with its time and the peak of its memory.
+stage as a user would, and prints a line for each with its time and the peak of its memory. A store
+of the same length is written too, checked and removed.
 """
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -34,6 +36,11 @@ def main(folder: Path, layers: int, steps: int, against_torch: bool) -> None:
         timed("write checkpoint", command)
     program = [sys.executable, "-m", "export_grok"]
     timed("index", [*program, "index", str(checkpoint)])
+    timed("check", [*program, "check", str(checkpoint)])
+    store = folder / "store"
+    timed("import", [*program, "import", str(checkpoint), str(store)])
+    timed("check of the store", [*program, "check", str(store)])
+    shutil.rmtree(store)
     timed("export", [*program, "export", str(checkpoint), "--out", str(engine)])
     timed("build-engine", [*program, "build-engine", str(engine)])
     command = ["logits", str(engine), "--tokens", str(tokens), "--out", str(logits)]
