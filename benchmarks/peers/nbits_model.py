@@ -12,10 +12,11 @@ from typing import IO, Any
 
 import numpy as np
 import onnx
-from matrices import Matrices, Matrix
+from matrices import Matrices
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from export_grok.export.weights_to.values import Rows
 from export_grok.files import atomic_file
 
 __all__ = ["GRAPH", "write_nbits_model"]
@@ -141,7 +142,7 @@ class _Graph:
         config, tape, weights = self._config, self._tape, self._weights
         name = f"layers.{layer}.attention"
         parts = [weights.matrix(f"{name}.{part}") for part in ("query", "key", "value")]
-        packed = Matrix(
+        packed = Rows(
             codes=np.concatenate([part.codes for part in parts]),
             scales=np.concatenate([part.scales for part in parts]),
         )
@@ -243,7 +244,7 @@ class _Graph:
         self._tape.nodes[-1].output[1:3] = ["", ""]
         return normed, total
 
-    def _product(self, tape: _Tape, x: str, name: str, matrix: Matrix) -> str:
+    def _product(self, tape: _Tape, x: str, name: str, matrix: Rows) -> str:
         rows, columns = matrix.codes.shape
         # The largest power of two that no border between two scales cuts.
         group = columns // matrix.scales.shape[1]
@@ -253,7 +254,7 @@ class _Graph:
             "MatMulNBits",
             x,
             self._stored(f"{name}.codes", codes),
-            self._stored(f"{name}.scales", matrix.block_scales(block)),
+            self._stored(f"{name}.scales", matrix.scales_of_blocks(block)),
             domain=MICROSOFT,
             K=columns,
             N=rows,

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 import numpy as np
-from matrices import Matrices, Matrix
+from matrices import Matrices
 from numpy.typing import NDArray
 
 from export_grok.config import GrokConfig
+from export_grok.export.weights_to.values import Rows
 
 __all__ = ["reference_logits", "relative_error"]
 
@@ -39,7 +40,7 @@ def _norm(x: Array, scale: NDArray[np.float32], config: GrokConfig) -> Array:
     return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + config.rms_norm_eps) * scale
 
 
-def _product(x: Array, matrix: Matrix) -> Array:
+def _product(x: Array, matrix: Rows) -> Array:
     parts = np.split(matrix.codes, matrix.scales.shape[1], axis=1)
     pieces = zip(np.split(x, len(parts), axis=1), parts, matrix.scales.T, strict=True)
     return sum((piece @ part.T.astype(np.float64)) * scale for piece, part, scale in pieces)

@@ -27,7 +27,7 @@ class Layer:
         name = f"layers.{number}"
 
         def matrix(part: str, *index: int) -> Tensor:
-            values = weights.matrix(f"{name}.{part}", *index).dequantised()
+            values = weights.matrix(f"{name}.{part}", *index).values()
             return torch.from_numpy(values).bfloat16()
 
         self.norm = {
