@@ -12,7 +12,7 @@ from export_grok.export.contract import GraphKind, check_contract, ports, weight
 from export_grok.files import atomic_file
 from export_grok.weights import Weight, WeightIndex
 
-__all__ = ["content_of", "graph_errors", "read_graph", "stamped", "write_graph"]
+__all__ = ["check_stamped", "content_of", "graph_errors", "read_graph", "stamped", "write_graph"]
 
 _IR_DTYPES = {
     "int8": ir.DataType.INT8,
@@ -90,6 +90,41 @@ def read_graph(path: Path) -> ir.Model:
     """
     with graph_errors(path):
         return ir.load(path)
+
+
+def check_stamped(
+    model: ir.Model, path: Path, kind: GraphKind, index: WeightIndex, layer: int | None = None
+) -> None:
+    """Hold the weights that a stamped graph points at to the index that it was stamped with.
+
+    Args:
+        model: the graph, as it was read.
+        path: of its file.
+        kind: of it.
+        index: where the weights lie.
+        layer: its number, for kind "layer".
+
+    Raises:
+        BundleError: one lies elsewhere, or has another shape or dtype; all such are named.
+    """
+    faults = []
+    for name, value in model.graph.initializers.items():
+        found = value.const_value
+        if not isinstance(found, ir.ExternalTensor):
+            continue
+        weight = index.weights.get(f"{weight_prefix(kind, layer)}{name}")
+        place = (str(found.location), found.offset, found.length)
+        form = (found.dtype, tuple(found.shape.numpy()))
+        if weight is None or (place, form) != (
+            (weight.file, weight.offset, weight.nbytes),
+            (_IR_DTYPES[weight.dtype], weight.shape),
+        ):
+            faults.append(name)
+    if faults:
+        raise BundleError(
+            f"{path} points at other weights than the index names ({', '.join(faults)}); export "
+            "it again"
+        )
 
 
 @contextlib.contextmanager

@@ -21,7 +21,8 @@ from export_grok.engines.lowering import LoweringReport
 from export_grok.engines.ort.lower import lower_graph
 from export_grok.engines.ort.parts import rank_parts
 from export_grok.errors import BundleError, ConfigError
-from export_grok.export.graphs import graph_errors, read_graph, write_graph
+from export_grok.export.contract import GRAPH_KINDS, GraphKind
+from export_grok.export.graphs import check_stamped, graph_errors, read_graph, write_graph
 from export_grok.export.head import head_index
 from export_grok.export.plan import versions
 from export_grok.export.rank_weights import rank_index, write_ranks
@@ -185,10 +186,18 @@ def _lowered(
 
 
 def _whole(graphs: Bundle) -> Iterator[dict[str, ir.Model]]:
-    layers = [("layer", layer) for layer in range(graphs.config.num_layers)]
-    for kind, layer in [*layers, *((kind, None) for kind in ("embedding", "head", "head_all"))]:
-        name = graph_file(kind, layer)
-        yield {name: read_graph(graphs.folder / name)}
+    index, head = _weights(graphs)
+    wanted: list[tuple[GraphKind, int | None]] = [
+        *(("layer", layer) for layer in range(graphs.config.num_layers)),
+        *((kind, None) for kind in GRAPH_KINDS if kind != "layer"),
+    ]
+    for kind, layer in wanted:
+        path = graphs.folder / graph_file(kind, layer)
+        with graph_errors(path):
+            model = read_graph(path)
+            own = head if kind in ("head", "head_all") else index
+            check_stamped(model, path, kind, own, layer)
+        yield {path.name: model}
 
 
 def _parts(graphs: Bundle, ranks: int) -> Iterator[dict[str, ir.Model]]:

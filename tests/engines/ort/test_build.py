@@ -5,12 +5,13 @@ import json
 import shutil
 from pathlib import Path
 
+import onnx
 import pytest
 
 from export_grok.artifacts import MANIFEST, Bundle, open_bundle, record_of, write_manifest
 from export_grok.config import Dtype, EngineOptions, ExportOptions
 from export_grok.engines.ort.build import build_engine
-from export_grok.errors import BuildError, ConfigError
+from export_grok.errors import BuildError, BundleError, ConfigError
 from export_grok.export.graph_folder import export_graphs
 from export_grok.export.plan import versions
 from export_grok.plugins.kernels import CHOICE
@@ -154,3 +155,25 @@ def test_an_engine_of_another_runtime_is_built_again(bundle_of: BundleOf, tmp_pa
     again = build_engine(open_bundle(bundle.folder, weights_root=bundle.weights_root))
     assert again.manifest == bundle.manifest
     assert json.loads(path.read_text())["versions"] == bundle.manifest.versions
+
+
+@pytest.mark.parametrize("entry", ["dims", "location", "offset"])
+def test_a_graph_that_points_at_other_weights_than_the_index_is_not_built(
+    entry: str, bundle_of: BundleOf, tmp_path: Path
+) -> None:
+    graphs = without_engine(own_copy(bundle_of("tiny"), tmp_path / "out"))
+    path = graphs.folder / "layer_01.onnx"
+    model = onnx.load(path, load_external_data=False)
+    (tensor,) = [t for t in model.graph.initializer if t.name == "attention.out.scales"]
+    if entry == "dims":
+        tensor.dims[0] = 2**31  # groups, each of which would be lowered for itself
+    else:
+        (place,) = [each for each in tensor.external_data if each.key == entry]
+        place.value = {"location": "../outside", "offset": "1"}[entry]
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(BundleError) as error:
+        build_engine(graphs)
+    assert str(error.value) == (
+        f"{path} points at other weights than the index names (attention.out.scales); export it "
+        "again"
+    )
