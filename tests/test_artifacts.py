@@ -12,19 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from export_grok.artifacts import (
-    HEAD_WEIGHTS,
     MANIFEST,
-    WEIGHT_INDEX,
     graph_file,
     open_bundle,
-    record_of,
     write_manifest,
 )
 from export_grok.config import DTYPES, GrokConfig
 from export_grok.errors import BundleError
-from export_grok.files import fingerprint
 from export_grok.manifest import FileRecord, HeadError, Manifest, WeightsPlace
-from export_grok.weights import Weight, WeightIndex
+from scripts.fuzzing.targets.bundle_files import write_bundle
 
 shared_folder = settings(
     deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -39,33 +35,7 @@ def made(tmp_path: Path, tiny_config: GrokConfig) -> Path:
     weights, folder = tmp_path / "checkpoint", tmp_path / "bundle"
     weights.mkdir()
     folder.mkdir()
-    (weights / "w").write_bytes(bytes(24))
-    WeightIndex(
-        root=weights,
-        weights={"w": Weight(name="w", file="w", offset=0, dtype="float32", shape=(6,))},
-        files={"w": 24},
-    ).write(folder / WEIGHT_INDEX)
-    for name in ("head.onnx", "head.ort.onnx", HEAD_WEIGHTS):
-        (folder / name).write_bytes(b"graph")
-    files = ("head.onnx", "head.ort.onnx", HEAD_WEIGHTS, WEIGHT_INDEX)
-    write_manifest(
-        folder,
-        Manifest(
-            kind="engine",
-            backend="ort",
-            config=tiny_config,
-            dtype="float32",
-            head="int8",
-            head_error=HeadError(relative=0.005, largest=0.01),
-            weights=WeightsPlace(copied=False, relative="../checkpoint", absolute=str(weights)),
-            source={"w": fingerprint(weights / "w")},
-            versions={"onnx": "1"},
-            files={name: record_of(folder / name) for name in files},
-            weight_files={"w": record_of(weights / "w")},
-            ports={"head": [{"name": "h", "shape": ["B", 6]}]},
-            lowering={"GrokInt8Linear": {"lowered": 3, "function": 0}},
-        ),
-    )
+    write_bundle(folder, weights, tiny_config, absolute=str(weights))
     return folder
 
 

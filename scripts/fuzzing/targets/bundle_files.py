@@ -25,7 +25,7 @@ from scripts.fuzzing.files import Files, Placed
 from scripts.fuzzing.target import Target
 from scripts.fuzzing.targets.released import SMALL, files_below
 
-__all__ = ["IndexTarget", "ManifestTarget"]
+__all__ = ["IndexTarget", "ManifestTarget", "write_bundle"]
 
 
 class ManifestTarget(Target):
@@ -38,7 +38,7 @@ class ManifestTarget(Target):
         whole = folder / "whole"
         (whole / "bundle").mkdir(parents=True)
         (whole / "checkpoint").mkdir()
-        _write_bundle(whole / "bundle", whole / "checkpoint")
+        write_bundle(whole / "bundle", whole / "checkpoint")
         self._outside = folder / "outside"
         self._outside.write_bytes(bytes(24))
         self.placed = Placed(folder / "manifest", files_below(whole))
@@ -82,7 +82,17 @@ class ManifestTarget(Target):
             assert fingerprint(bundle.folder / file) == record.fingerprint
 
 
-def _write_bundle(folder: Path, weights: Path) -> None:
+def write_bundle(
+    folder: Path, weights: Path, config: GrokConfig = SMALL, absolute: str = ""
+) -> None:
+    """Write a bundle of two made-up graphs that points at one file of weights.
+
+    Args:
+        folder: of the bundle, beside that of the weights, `checkpoint`; both are there.
+        weights: folder of the weights.
+        config: of the manifest.
+        absolute: where the manifest says that the weights were.
+    """
     (weights / "w").write_bytes(bytes(24))
     WeightIndex(
         root=weights,
@@ -95,11 +105,11 @@ def _write_bundle(folder: Path, weights: Path) -> None:
     manifest = Manifest(
         kind="engine",
         backend="ort",
-        config=SMALL,
+        config=config,
         dtype="float32",
         head="int8",
         head_error=HeadError(relative=0.005, largest=0.01),
-        weights=WeightsPlace(copied=False, relative="../checkpoint", absolute=""),
+        weights=WeightsPlace(copied=False, relative="../checkpoint", absolute=absolute),
         source={"w": fingerprint(weights / "w")},
         versions={"onnx": "1"},
         files={name: record_of(folder / name) for name in files},

@@ -170,7 +170,8 @@ class _Thing:
     """What Python's own reader makes in the place of an object: all that it was told of it."""
 
     def __init__(self, *arguments: object) -> None:
-        self.arguments, self.state = arguments, ()
+        self.arguments: tuple[Any, ...] = arguments
+        self.state: Any = ()
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
