@@ -328,7 +328,8 @@ def test_a_source_that_changes_while_it_is_read_makes_no_store(
     begun = planned(changing, tmp_path / "out")
 
     def change(_done: int) -> None:
-        path.write_bytes(after)
+        with path.open("r+b") as file:  # at no moment shorter, which another thread would tell
+            file.write(after)
 
     with pytest.raises(CheckpointError, match="was changed while it was read"):
         begun.run(progress=change)
