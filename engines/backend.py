@@ -18,6 +18,7 @@ from export_grok.needs import Needs
 
 __all__ = [
     "Builder",
+    "RowSession",
     "Session",
     "backend_dtype",
     "backend_names",
@@ -76,6 +77,53 @@ class Session(Protocol):
         """
 
 
+class RowSession(Session, Protocol):
+    """A session whose rows are independent: each call says which of them it is about.
+
+    A row holds the tokens that were last written into it, up to the last of them. Calls that do
+    not name a row leave what it holds as it is.
+
+    Attributes:
+        prefill_rows: how many rows it is best to bring tokens for at once: where a graph takes
+            one row's chunk at a time, 1; else all.
+    """
+
+    prefill_rows: int
+
+    def forward(
+        self,
+        tokens: NDArray[np.int64],
+        start: NDArray[np.int64],
+        last: NDArray[np.int64] | None,
+        rows: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.float32] | None:
+        """Write the tokens of some rows into the cache; return the logits of one of each, [R, V].
+
+        Args:
+            tokens: new tokens [R, S]. A shorter row is padded on the right with any token.
+            start: tokens of each of these rows that the cache holds already [R].
+            last: which of the S tokens to give logits for [R]; None for none: saves the head.
+            rows: which rows of the cache these are [R], each at most once, in any order; None
+                for all B in their order.
+
+        Raises:
+            RequestError: the tokens do not fit the cache, or are not of the vocabulary; a row is
+                none of the session's, or is named twice.
+        """
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Make the first tokens that a row holds those of another, as if computed for it.
+
+        Args:
+            source: row that holds `length` tokens or more.
+            target: another row; what it held is gone.
+            length: how many, 1 or more.
+
+        Raises:
+            RequestError: a row is none of the session's, both are one, or the cache is shorter.
+        """
+
+
 class Builder(Protocol):
     """Builds the engine of a folder of graphs, in that folder."""
 
@@ -92,7 +140,7 @@ class Builder(Protocol):
 class _Opener(Protocol):
     def __call__(
         self, bundle: Bundle, *, batch: int, max_length: int, threads: int | None
-    ) -> Session: ...
+    ) -> RowSession: ...
 
 
 def backend_names() -> tuple[str, ...]:
@@ -182,7 +230,7 @@ def interpreter_needs(bundle: Bundle, layers: int) -> Needs:
 
 def open_session(
     bundle: Bundle, *, batch: int, max_length: int, threads: int | None = None
-) -> Session:
+) -> RowSession:
     """Return the loaded engine of a bundle.
 
     Args:

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 __all__ = [
     "BuildError",
     "BundleError",
+    "BusyError",
     "CheckpointError",
+    "ClosedError",
     "ConfigError",
     "ExportGrokError",
     "MissingDependencyError",
@@ -62,6 +64,14 @@ class RequestError(ExportGrokError):
     """A prompt or a sampling parameter is outside its range: change the request."""
 
     exit_code = 2
+
+
+class BusyError(ExportGrokError):
+    """As many requests wait as may: submit it later, or wait for room."""
+
+
+class ClosedError(ExportGrokError):
+    """What was asked is closed, or was ended by an error: open it again."""
 
 
 class BuildError(ExportGrokError):

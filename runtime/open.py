@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from export_grok.artifacts import Bundle
 from export_grok.engines import backend
-from export_grok.engines.backend import Session
+from export_grok.engines.backend import RowSession
 from export_grok.errors import ConfigError
 from export_grok.machine import this_machine
 from export_grok.runtime.ranks.session import RankedSession
@@ -21,7 +21,7 @@ def open_session(
     max_length: int,
     threads: int | None = None,
     tensor_parallel: int | None = None,
-) -> Iterator[Session]:
+) -> Iterator[RowSession]:
     """Yield the loaded engine of a bundle; no process of it outlives the block.
 
     Args:

@@ -1,9 +1,9 @@
 """Run one rank's share of a bundle in ONNX Runtime: part by part, with sums over ranks between.
 
-A part is bound as a graph of `engines.ort.session` is, by address, once for each number of new
-tokens. What is to be summed comes out where the group takes it from, and the sum goes in from
-where the group puts it, so nothing is copied but the embedding's sum, which the first layer needs
-longer than the group keeps it.
+A part is bound as a graph of `engines.ort.session` is, by address, once for each span. What is to
+be summed comes out where the group takes it from, and the sum goes in from where the group puts
+it, so nothing is copied but the embedding's sum, which the first layer needs longer than the group
+keeps it.
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from export_grok.artifacts import RANK_GRAPHS, Bundle, graph_file, rank_folder
 from export_grok.engines.group import Group
+from export_grok.engines.ort.chains import Span, Workspace
 from export_grok.engines.ort.graphs import (
     Array,
     bound,
@@ -112,8 +113,8 @@ class RankSession(CachedSession):
                 self._layers.append(self._load("layer", self._options, layer))
                 advance(1)
 
-    def _new_chain(self, tokens: int) -> "_Chain":
-        return _Chain(self, self._embedding, self._layers, tokens)
+    def _new_chain(self, span: Span, workspace: Workspace) -> "_Chain":
+        return _Chain(self, self._embedding, self._layers, span, workspace)
 
     def _load_head(self, kind: str) -> ort.InferenceSession:
         (head,) = self._load(kind, self._head_options)
@@ -138,23 +139,23 @@ class _Step:
 
 
 class _Chain:
-    """The parts of embedding and layers bound to their memory for one number of new tokens."""
+    """The parts of embedding and layers bound to their memory for some rows and new tokens."""
 
     def __init__(
         self,
         session: RankSession,
         embedding: list[ort.InferenceSession],
         layers: list[list[ort.InferenceSession]],
-        tokens: int,
+        span: Span,
+        workspace: Workspace,
     ) -> None:
-        batch, self._group = session.batch, session.group
-        self._shape = (batch, tokens, session.config.emb_size)
-        self._tokens = np.zeros((batch, tokens), np.int64)
-        self._start = np.zeros(batch, np.int64)
+        self._group, self._workspace = session.group, workspace
+        self._shape = (span.rows, span.tokens, session.config.emb_size)
+        self._tokens, self._start = workspace.tokens(span), workspace.start(span)
         self._total = self._group.total(self._shape)
         # From layer to layer the residual stream goes from one of two arrays to the other.
         # A binding knows addresses only: what it names must live as long as it does.
-        self._streams = [np.zeros(self._shape, np.float32) for _ in range(2)]
+        self._streams = [workspace.stream(name, self._shape) for name in ("even", "odd")]
         self._hidden = self._streams[len(layers) % 2]
         self._arrays: dict[str, Array] = {
             "tokens": self._tokens,
@@ -166,7 +167,7 @@ class _Chain:
         self._embedding = [self._step(part, self._arrays, "embedding") for part in embedding]
         self._layers: list[_Step] = []
         for number, parts in enumerate(layers):
-            keys, values = session.keys[number], session.values[number]
+            keys, values = span.of(session.keys[number]), span.of(session.values[number])
             arrays: dict[str, Array] = self._arrays | {
                 "h": self._streams[number % 2],
                 "h_out": self._streams[(number + 1) % 2],
@@ -179,7 +180,7 @@ class _Chain:
                 self._layers.append(self._step(part, arrays, f"layer {number}, {what}"))
 
     def run(self, tokens: NDArray[np.int64], start: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the residual stream behind the last layer; good until the next run."""
+        """Return the residual stream behind the last layer; good until the next run of any."""
         self._tokens[:] = tokens
         self._start[:] = start
         self._take(self._embedding)
@@ -199,8 +200,9 @@ class _Chain:
             if output.name not in arrays:
                 # It crosses to a later part of its layer; other layers use the memory again.
                 lengths = {"B": self._shape[0], "S": self._shape[1]}
-                shape = [lengths.get(length, length) for length in output.shape]
-                arrays[output.name] = self._arrays[output.name] = np.zeros(shape, np.float32)
+                shape = tuple(lengths.get(length, length) for length in output.shape)
+                crossing = self._workspace.stream(output.name, shape)
+                arrays[output.name] = self._arrays[output.name] = crossing
             outputs[output.name] = arrays[output.name]
         inputs = {value.name: arrays[value.name] for value in part.get_inputs()}
         return _Step(

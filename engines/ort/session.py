@@ -9,7 +9,6 @@ address, input and output of a cache to one memory, so a step copies no cache an
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import onnxruntime as ort
@@ -17,7 +16,8 @@ from numpy.typing import NDArray
 
 from export_grok.artifacts import Bundle, graph_file
 from export_grok.config import RankConfig
-from export_grok.engines.arguments import check_tokens, checked_last
+from export_grok.engines.arguments import check_copy, check_tokens, checked_last, checked_rows
+from export_grok.engines.ort.chains import Chain, Chains, Span, Workspace
 from export_grok.engines.ort.graphs import (
     Array,
     bound,
@@ -26,11 +26,12 @@ from export_grok.engines.ort.graphs import (
     run_bound,
     session_options,
 )
+from export_grok.engines.ort.places import Places, Swap
 from export_grok.errors import ConfigError
 from export_grok.plugins.kernels import native_kernels
 from export_grok.progress import progress_bar
 
-__all__ = ["CachedSession", "Chain", "OrtSession", "open_engine"]
+__all__ = ["CachedSession", "OrtSession", "open_engine"]
 
 
 def open_engine(
@@ -50,13 +51,6 @@ def open_engine(
     return OrtSession(bundle, batch=batch, max_length=max_length, threads=threads)
 
 
-class Chain(Protocol):
-    """Embedding and layers bound to their memory for one number of new tokens, S."""
-
-    def run(self, tokens: NDArray[np.int64], start: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the residual stream behind the last layer; good until the next run."""
-
-
 class CachedSession(ABC):
     """What the session of a whole model and that of one rank have in common.
 
@@ -64,8 +58,10 @@ class CachedSession(ABC):
         config: of the model.
         batch: rows, B.
         max_length: slots of the cache for each row, T.
+        prefill_rows: all.
         kernels: which run.
         keys: for each layer float32 [B, Hkv, T, D]; one of several ranks has its share of Hkv.
+            Rows lie in the order of their numbers until a call names some that lie apart.
         values: for each layer, likewise.
     """
 
@@ -73,53 +69,71 @@ class CachedSession(ABC):
         self.config = rank.model
         self.batch = batch
         self.max_length = max_length
+        self.prefill_rows = batch
         self.kernels = native_kernels()
         self._entries = rank.vocab_size
         shape = (batch, rank.num_kv_heads, max_length, rank.model.key_size)
         # zeros() takes pages from the system when they are first written.
         self.keys = [np.zeros(shape, np.float32) for _ in range(rank.model.num_layers)]
         self.values = [np.zeros(shape, np.float32) for _ in range(rank.model.num_layers)]
+        self._places = Places(batch)
         self._heads: dict[str, ort.InferenceSession] = {}
-        self._chains: dict[int, Chain] = {}
+        self._chains = Chains()
 
     def forward(
         self,
         tokens: NDArray[np.int64],
         start: NDArray[np.int64],
         last: NDArray[np.int64] | None,
+        rows: NDArray[np.int64] | None = None,
     ) -> NDArray[np.float32] | None:
-        """Write the tokens into the cache; return the logits of one token of each row, [B, V].
+        """Write the tokens into the cache; return the logits of one token of each row, [R, V].
 
         One of several ranks has those of its share of V.
         """
+        rows = checked_rows(self, rows)
         if last is not None:
-            last = checked_last(self, last, tokens)
-        hidden = self._run_layers(tokens, start)
+            last = checked_last(self, last, tokens, rows)
+        order, hidden = self._run_layers(tokens, start, rows)
         if last is None:
             return None
-        return self._run_head("head", {"h": hidden, "last": last}, (self.batch,))
+        logits = self._run_head("head", {"h": hidden, "last": last[order]}, (len(rows),))
+        return _back(logits, order)
 
     def forward_all(
         self, tokens: NDArray[np.int64], start: NDArray[np.int64]
     ) -> NDArray[np.float32]:
         """Write the tokens into the cache; return the logits of every token, [B, S, V]."""
-        hidden = self._run_layers(tokens, start)
-        return self._run_head("head_all", {"h": hidden}, hidden.shape[:2])
+        order, hidden = self._run_layers(tokens, start, checked_rows(self, None))
+        return _back(self._run_head("head_all", {"h": hidden}, hidden.shape[:2]), order)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Make the first tokens that a row holds those of another, as if computed for it."""
+        check_copy(self, source, target, length)
+        from_place, to_place = self._places.of(source), self._places.of(target)
+        for cache in (*self.keys, *self.values):
+            cache[to_place, :, :length] = cache[from_place, :, :length]
+        self._places.holds(np.array([target]), length)
 
     @abstractmethod
     def _load_head(self, kind: str) -> ort.InferenceSession: ...
 
     @abstractmethod
-    def _new_chain(self, tokens: int) -> Chain: ...
+    def _new_chain(self, span: Span, workspace: Workspace) -> Chain: ...
 
     def _run_layers(
-        self, tokens: NDArray[np.int64], start: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
-        check_tokens(self, tokens, start)
-        width = tokens.shape[1]
-        if width not in self._chains:
-            self._chains[width] = self._new_chain(width)
-        return self._chains[width].run(tokens, start)
+        self, tokens: NDArray[np.int64], start: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Return the order that the rows lie in, and the stream behind the last layer so."""
+        check_tokens(self, tokens, start, rows)
+        first, swaps = self._places.gather(rows)
+        for swap in swaps:
+            for cache in (*self.keys, *self.values):
+                _swap(cache, swap)
+        self._places.holds(rows, start + tokens.shape[1])
+        order = self._places.order(first, rows)
+        chain = self._chains.of(Span(first, *tokens.shape), self._new_chain)
+        return order, chain.run(tokens[order], start[order])
 
     def _run_head(
         self, kind: str, inputs: dict[str, Array], lead: tuple[int, ...]
@@ -153,8 +167,8 @@ class OrtSession(CachedSession):
                 self._layers.append(self._load("layer", self._options, layer))
                 advance(1)
 
-    def _new_chain(self, tokens: int) -> "_Chain":
-        return _Chain(self, self._embedding, self._layers, tokens)
+    def _new_chain(self, span: Span, workspace: Workspace) -> "_Chain":
+        return _Chain(self, self._embedding, self._layers, span, workspace)
 
     def _load_head(self, kind: str) -> ort.InferenceSession:
         return self._load(kind, self._head_options)
@@ -167,26 +181,26 @@ class OrtSession(CachedSession):
 
 
 class _Chain:
-    """Embedding and layers bound to their memory for one number of new tokens."""
+    """Embedding and layers bound to their memory for some rows and a number of new tokens."""
 
     def __init__(
         self,
         session: OrtSession,
         embedding: ort.InferenceSession,
         layers: Sequence[ort.InferenceSession],
-        tokens: int,
+        span: Span,
+        workspace: Workspace,
     ) -> None:
-        batch, width = session.batch, session.config.emb_size
-        self._tokens = np.zeros((batch, tokens), np.int64)
-        self._start = np.zeros(batch, np.int64)
+        shape = (span.rows, span.tokens, session.config.emb_size)
+        self._tokens, self._start = workspace.tokens(span), workspace.start(span)
         # Layer by layer the residual stream goes from one of two arrays to the other.
         # A binding knows addresses only: what it names must live as long as it does.
-        streams = [np.zeros((batch, tokens, width), np.float32) for _ in range(2)]
+        streams = [workspace.stream(name, shape) for name in ("even", "odd")]
         self._streams = streams
         self._steps = [(embedding, bound(embedding, {"tokens": self._tokens}, {"h": streams[0]}))]
         for number, layer in enumerate(layers):
             h, h_out = streams[number % 2], streams[(number + 1) % 2]
-            keys, values = session.keys[number], session.values[number]
+            keys, values = span.of(session.keys[number]), span.of(session.values[number])
             inputs: dict[str, Array] = {
                 "h": h,
                 "start": self._start,
@@ -198,9 +212,26 @@ class _Chain:
         self._hidden = streams[len(layers) % 2]
 
     def run(self, tokens: NDArray[np.int64], start: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the residual stream behind the last layer; good until the next run."""
+        """Return the residual stream behind the last layer; good until the next run of any."""
         self._tokens[:] = tokens
         self._start[:] = start
         for session, binding in self._steps:
             run_bound(session, binding)
         return self._hidden
+
+
+def _back(logits: NDArray[np.float32], order: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return rows that came in an order [R, ...] as they were asked for."""
+    if (order[:-1] < order[1:]).all():
+        return logits
+    back = np.empty_like(logits)
+    back[order] = logits
+    return back
+
+
+def _swap(cache: NDArray[np.float32], swap: Swap) -> None:
+    """Let two places of a cache [B, Hkv, T, D] change what they hold."""
+    (one, other), (held, others) = swap.places, swap.lengths
+    kept = cache[one, :, :held].copy()
+    cache[one, :, :others] = cache[other, :, :others]
+    cache[other, :, :held] = kept

@@ -69,6 +69,19 @@ class Device(Protocol):
     def clear(self, address: int, nbytes: int) -> None:
         """Write zeros."""
 
+    def copy_pieces(
+        self, target: int, source: int, *, pieces: int, nbytes: int, pitch: int
+    ) -> None:
+        """Enqueue a copy of pieces of memory within the device.
+
+        Args:
+            target: address that the first piece is written to.
+            source: address of the first piece; none of what is read is written.
+            pieces: how many.
+            nbytes: of each piece.
+            pitch: from the beginning of a piece to that of the next, on both sides.
+        """
+
     def captured(self, work: Callable[[], None]) -> Callable[[], None]:
         """Return a CUDA graph of what `work` enqueues, as a function that launches it.
 
@@ -150,6 +163,21 @@ class CudaDevice:
     def clear(self, address: int, nbytes: int) -> None:
         """Write zeros."""
         self._call("cuMemsetD8Async", address, 0, nbytes, self._handle)
+
+    def copy_pieces(
+        self, target: int, source: int, *, pieces: int, nbytes: int, pitch: int
+    ) -> None:
+        """Enqueue a copy of pieces of memory within the device.
+
+        Source: the manual of `cuMemcpy2DAsync`. It may refuse a pitch that `cuMemAllocPitch` has
+        not given out, and does so from CU_DEVICE_ATTRIBUTE_MAX_PITCH on.
+        """
+        plan = self._driver.CUDA_MEMCPY2D()
+        device = self._driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        plan.srcMemoryType, plan.srcDevice, plan.srcPitch = device, source, pitch
+        plan.dstMemoryType, plan.dstDevice, plan.dstPitch = device, target, pitch
+        plan.WidthInBytes, plan.Height = nbytes, pieces
+        self._call("cuMemcpy2DAsync", plan, self._handle)
 
     def captured(self, work: Callable[[], None]) -> Callable[[], None]:
         """Return a CUDA graph of what `work` enqueues, as a function that launches it."""

@@ -65,6 +65,13 @@ class HostDevice:
         """Write zeros."""
         self._at(address, nbytes)[:] = 0
 
+    def copy_pieces(
+        self, target: int, source: int, *, pieces: int, nbytes: int, pitch: int
+    ) -> None:
+        """Copy pieces of memory."""
+        for start in range(0, pieces * pitch, pitch):
+            self._at(target + start, nbytes)[:] = self._at(source + start, nbytes)
+
     def captured(self, work: Callable[[], None]) -> Callable[[], None]:
         """Return what does the work: there is nothing to save by recording it."""
         return work

@@ -46,7 +46,7 @@ class Sizes:
 
     Raises:
         ConfigError: rows are longer than positions are told apart, or more than graphs are made
-            for.
+            for, or have no slot behind them to be parked in.
     """
 
     tensor_parallel: int = 1
@@ -66,6 +66,12 @@ class Sizes:
                 f"{self.slots} slots; positions are told apart up to {MOST_SLOTS}, as float32 has "
                 "them"
             )
+        if self.batch > 1 and self.slots == self.max_length:
+            raise ConfigError(
+                f"chunk 1 and max_length {self.max_length} make a cache without a slot to spare; "
+                f"while others of {self.batch} rows run, a full one needs one: use a chunk of 2 "
+                "or more, or another max_length"
+            )
 
     @classmethod
     def of(cls, options: EngineOptions, config: GrokConfig) -> "Sizes":
@@ -81,6 +87,9 @@ class Sizes:
     @property
     def slots(self) -> int:
         """Slots of the cache for each row, T: the last chunk of a prompt is written whole.
+
+        Of several rows one that is full is parked in a slot behind its `max_length` while others
+        run. So there is one.
 
         They are a multiple of 128: a row then begins at a multiple of 256 bytes, as TensorRT asks
         of the addresses it is given.

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export_grok.artifacts import Bundle
-from export_grok.engines.arguments import check_tokens, checked_last
+from export_grok.engines.arguments import check_copy, check_tokens, checked_last, checked_rows
 from export_grok.engines.group import Group
+from export_grok.engines.trt.cache import RowCache, cache_bytes
 from export_grok.engines.trt.chain import Chain, Parts, buffer_bytes, scratch_bytes
 from export_grok.engines.trt.communicator import Communicator
 from export_grok.engines.trt.device import CudaDevice, Device
@@ -24,7 +25,6 @@ from export_grok.engines.trt.fit import (
 )
 from export_grok.engines.trt.pieces import Piece, pieces_of
 from export_grok.engines.trt.record import PHASES, TrtRecord, record_in
-from export_grok.engines.trt.tensors import CACHES, binding_of, size_of
 from export_grok.engines.trt.weights import RankWeights
 
 __all__ = ["TrtSession", "open_engine"]
@@ -56,10 +56,16 @@ class TrtSession:
     One of N ranks gives logits of its part of the vocabulary only: V is V/N below, and the parts
     of all ranks side by side are the whole.
 
+    A decode plan is for all B rows. Those that a call does not name run along, parked: each gets a
+    token behind the last one it holds, and keeps those. It costs what any row costs: attention
+    reads all that it holds, and its token may choose experts that no other row has chosen, up to
+    two in each layer.
+
     Attributes:
         config: of the model.
         batch: rows, B.
         max_length: longest row, in tokens.
+        prefill_rows: a chunk is of one row.
         weights: on the device.
 
     Raises:
@@ -68,6 +74,8 @@ class TrtSession:
         ConfigError: the plans are not for what is asked or for this GPU, or memory does not
             suffice.
     """
+
+    prefill_rows = 1
 
     def __init__(
         self,
@@ -117,11 +125,10 @@ class TrtSession:
         self.weights = RankWeights.of_bundle(bundle, record, rank=self._rank)
 
         layer, _ = self._plans["layer", "decode"][0]
-        cache_bytes = {name: size_of(binding_of(layer, name)) for name in CACHES}
         kinds = ("embedding", "layer", "head")
         needed = {
             "weights": self.weights.nbytes,
-            "caches": self.config.num_layers * sum(cache_bytes.values()),
+            "caches": cache_bytes(layer, self.config.num_layers),
             "activations": sum(
                 buffer_bytes(*([graph for graph, _ in self._plans[kind, phase]] for kind in kinds))
                 for phase in PHASES
@@ -136,10 +143,7 @@ class TrtSession:
         # Before the weights: they take longer, and it may fail.
         self._communicator = Communicator(group) if group and group.ranks > 1 else None
         self.weights.load(device)
-        self._caches = [
-            {name: self._zeros(nbytes) for name, nbytes in cache_bytes.items()}
-            for _ in range(self.config.num_layers)
-        ]
+        self._cache = RowCache(device, layer, self.config.num_layers)
         for phase in PHASES:
             self._chain(phase, "head")
 
@@ -148,14 +152,18 @@ class TrtSession:
         tokens: NDArray[np.int64],
         start: NDArray[np.int64],
         last: NDArray[np.int64] | None,
+        rows: NDArray[np.int64] | None = None,
     ) -> NDArray[np.float32] | None:
-        """Write the tokens into the cache; return the logits of one token of each row, [B, V]."""
+        """Write the tokens of rows into the cache; return the logits of one of each, [R, V]."""
+        rows = checked_rows(self, rows)
         if last is not None:
-            last = checked_last(self, last, tokens)
-        check_tokens(self, tokens, start)
+            last = checked_last(self, last, tokens, rows)
+        check_tokens(self, tokens, start, rows)
+        self._cache.end(rows, start + tokens.shape[1])
         if tokens.shape[1] == 1:
             chain = self._chain("decode", "head")
-            chain.write(tokens=tokens, start=start)  # its `last` is always 0
+            every, places = self._cache.parked(rows, tokens, start)
+            chain.write(tokens=every, start=places)  # its `last` is always 0
             if last is None:
                 chain.enqueue(head=False)
                 return None
@@ -163,16 +171,16 @@ class TrtSession:
                 chain.replay()
             else:
                 chain.enqueue()
-            return chain.logits(self.batch)
+            return chain.logits(self.batch)[rows]
         chain = self._chain("prefill", "head")
-        logits = np.empty((self.batch, self._entries), np.float32)
+        logits = np.empty((len(rows), self._entries), np.float32)
         for piece in pieces_of(*tokens.shape, chunk=self._sizes.chunk):
             self._write(chain, piece, tokens, start)
             place = -1 if last is None else int(last[piece.row]) - piece.first
             asked = 0 <= place < piece.width
             if asked:
                 chain.write(last=np.array([place]))
-            chain.enqueue(piece.row, head=asked)
+            chain.enqueue(int(rows[piece.row]), head=asked)
             if asked:
                 logits[piece.row] = chain.logits(1)[0]
         return None if last is None else logits
@@ -182,6 +190,7 @@ class TrtSession:
     ) -> NDArray[np.float32]:
         """Write the tokens into the cache; return the logits of every token, [B, S, V]."""
         check_tokens(self, tokens, start)
+        self._cache.end(np.arange(self.batch), start + tokens.shape[1])
         if tokens.shape[1] == 1:
             chain = self._chain("decode", "head_all")
             chain.write(tokens=tokens, start=start)
@@ -195,11 +204,10 @@ class TrtSession:
             logits[piece.row, piece.first : piece.end] = chain.logits(piece.width)
         return logits
 
-    def _zeros(self, nbytes: int) -> int:
-        """Return new memory: as it is found, it may hold NaN, which no masking by 0 takes away."""
-        address = self._device.allocate(nbytes)
-        self._device.clear(address, nbytes)
-        return address
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Make the first tokens that a row holds those of another; see `RowSession.copy`."""
+        check_copy(self, source, target, length)
+        self._cache.copy(source, target, length)
 
     def _write(
         self, chain: Chain, piece: Piece, tokens: NDArray[np.int64], start: NDArray[np.int64]
@@ -223,7 +231,7 @@ class TrtSession:
                 self._load("layer", phase),
                 self._load(head, phase),
                 weights=self.weights,
-                caches=self._caches,
+                caches=self._cache.layers,
                 communicator=self._communicator,
             )
             if self._communicator is not None:

@@ -19,7 +19,7 @@ from time import perf_counter
 import numpy as np
 
 from export_grok.artifacts import HEAD_WEIGHTS, Bundle, open_bundle
-from export_grok.engines.backend import Session
+from export_grok.engines.backend import RowSession
 from export_grok.machine import this_machine
 from export_grok.needs import OnNeeds
 from export_grok.plugins.kernels import native_kernels
@@ -79,7 +79,7 @@ def bench_bundle(
     on_needs(
         bench_needs(bundle, options, settings, threads=threads, tensor_parallel=tensor_parallel)
     )
-    sessions: dict[int, Session] = {}
+    sessions: dict[int, RowSession] = {}
     load_seconds = {}
     with contextlib.ExitStack() as opened:
         with PeakMemory() as memory:
@@ -132,7 +132,7 @@ def bench_bundle(
     )
 
 
-def _first_token(session: Session) -> None:
+def _first_token(session: RowSession) -> None:
     """Run a token through all graphs: a session may load the head when it is first asked for."""
     zeros = np.zeros(session.batch, np.int64)
     session.forward(zeros[:, None], zeros, zeros)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from export_grok.artifacts import Bundle
 from export_grok.engines.demand import Demand
 from export_grok.needs import Needs
+from export_grok.runtime.batching.batch import CHUNK
 from export_grok.runtime.bench.ceiling import SECONDS as READING_SECONDS
 from export_grok.runtime.bench.options import BenchOptions, Setting, cache_length
-from export_grok.runtime.decode import CHUNK
 from export_grok.runtime.needs import session_needs
 
 __all__ = ["bench_needs"]

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export_grok.engines.backend import Session
+from export_grok.engines.backend import RowSession
 from export_grok.runtime.bench.ceiling import Reading
 from export_grok.runtime.bench.machine import pages_from_disk, process_time
 from export_grok.runtime.bench.options import BenchOptions, Setting
 from export_grok.runtime.bench.result import Sample
-from export_grok.runtime.decode import Request, decode
+from export_grok.runtime.decode import decode
+from export_grok.runtime.request import Request
 
 __all__ = ["Rounds"]
 
@@ -55,7 +56,10 @@ class Rounds:
     """
 
     def __init__(
-        self, sessions: Mapping[int, Session], settings: Sequence[Setting], options: BenchOptions
+        self,
+        sessions: Mapping[int, RowSession],
+        settings: Sequence[Setting],
+        options: BenchOptions,
     ) -> None:
         random = np.random.default_rng(options.seed)
         self._fill = []
@@ -114,18 +118,18 @@ class Rounds:
         return readings, samples
 
 
-def _tokens(random: np.random.Generator, session: Session, count: int) -> NDArray[np.int64]:
+def _tokens(random: np.random.Generator, session: RowSession, count: int) -> NDArray[np.int64]:
     """Return ids [B, count]."""
     return random.integers(0, session.config.vocab_size, (session.batch, count))
 
 
-def _prefill(session: Session, tokens: NDArray[np.int64]) -> _Call:
+def _prefill(session: RowSession, tokens: NDArray[np.int64]) -> _Call:
     """Return the call that does what `generate` does until it has the first token of each row."""
     requests = [Request(prompt=tuple(row), max_new_tokens=1) for row in tokens.tolist()]
     return lambda: next(decode(session, requests))
 
 
-def _steps(session: Session, tokens: NDArray[np.int64], start: int) -> tuple[_Call, ...]:
+def _steps(session: RowSession, tokens: NDArray[np.int64], start: int) -> tuple[_Call, ...]:
     """Return a call for each token of `tokens` [B, steps], behind `start` tokens of each row."""
     rows, count = tokens.shape
     return tuple(

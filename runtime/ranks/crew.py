@@ -195,7 +195,9 @@ def _is_known(message: Message) -> bool:
         data = message.get("data")
         whole = shaped if say == "sum" else data is None or isinstance(data, str)
         return whole and isinstance(message.get("where"), str)
-    return say == "ready" or (say == "done" and (shaped or shape is None))
+    if say == "ready":
+        return type(message.get("prefill_rows")) is int
+    return say == "done" and (shaped or shape is None)
 
 
 def _end(workers: Sequence[Worker], selector: selectors.BaseSelector) -> None:

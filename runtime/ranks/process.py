@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export_grok.artifacts import MANIFEST, Bundle
-from export_grok.engines.backend import Session
+from export_grok.engines.backend import RowSession
 from export_grok.engines.group import Group
 from export_grok.errors import ExportGrokError
 from export_grok.files import read_json
@@ -38,7 +38,7 @@ class _Opener(Protocol):
 
     def __call__(
         self, bundle: Bundle, group: Group, *, batch: int, max_length: int, threads: int
-    ) -> Session: ...
+    ) -> RowSession: ...
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def _serve(channel: Channel, memory_file: int) -> None:
     os.close(memory_file)
     rank = spec["rank"]
     session = _open(spec, RankGroup(rank, memory, channel))
-    channel.send({"say": "ready"})
+    channel.send({"say": "ready", "prefill_rows": session.prefill_rows})
     while (command := channel.receive()) is not None:
         logits = _run(session, memory, command)
         if logits is not None:
@@ -74,7 +74,7 @@ def _serve(channel: Channel, memory_file: int) -> None:
         channel.send({"say": "done", "shape": None if logits is None else list(logits.shape)})
 
 
-def _open(spec: Message, group: Group) -> Session:
+def _open(spec: Message, group: Group) -> RowSession:
     folder = Path(spec["folder"])
     # Its files were held to the manifest by the parent.
     manifest = Manifest.from_dict(read_json(folder / MANIFEST), source=folder / MANIFEST)
@@ -90,13 +90,19 @@ def _open(spec: Message, group: Group) -> Session:
     )
 
 
-def _run(session: Session, memory: RankMemory, command: Message) -> NDArray[np.float32] | None:
+def _run(session: RowSession, memory: RankMemory, command: Message) -> NDArray[np.float32] | None:
+    if "copy" in command:
+        session.copy(*command["copy"])
+        return None
     tokens = memory.tokens(tuple(command["shape"]))
     start = np.array(command["start"], np.int64)
     if command["all"]:
         return session.forward_all(tokens, start)
-    last = command["last"]
-    return session.forward(tokens, start, None if last is None else np.array(last, np.int64))
+    last, rows = (
+        None if command[name] is None else np.array(command[name], np.int64)
+        for name in ("last", "rows")
+    )
+    return session.forward(tokens, start, last, rows)
 
 
 def _die_with(parent: int) -> None:

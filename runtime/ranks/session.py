@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from export_grok.artifacts import Bundle
 from export_grok.config import GrokConfig
-from export_grok.engines.arguments import check_tokens, checked_last
+from export_grok.engines.arguments import check_copy, check_tokens, checked_last, checked_rows
 from export_grok.errors import ConfigError, RequestError
 from export_grok.progress import progress_bar
 from export_grok.runtime.ranks.channel import Message
@@ -27,7 +27,7 @@ __all__ = ["RankedSession"]
 
 
 class RankedSession:
-    """An `engines.backend.Session` of several ranks. Close it: it is a context manager too.
+    """An `engines.backend.RowSession` of several ranks. Close it: it is a context manager too.
 
     Args:
         bundle: with an engine for so many ranks.
@@ -47,6 +47,7 @@ class RankedSession:
     config: GrokConfig
     batch: int
     max_length: int
+    prefill_rows: int
 
     def __init__(
         self,
@@ -88,25 +89,30 @@ class RankedSession:
         finally:
             os.close(memory_file)
         with self._crew.ended_by_errors(), progress_bar("loading", ranks, unit="ranks") as advance:
-            self._serve({"say": "ready"}, "loaded its part", advance)
+            ready = self._serve({"say": "ready"}, "loaded its part", advance)
+        self.prefill_rows = ready["prefill_rows"]
 
     def forward(
         self,
         tokens: NDArray[np.int64],
         start: NDArray[np.int64],
         last: NDArray[np.int64] | None,
+        rows: NDArray[np.int64] | None = None,
     ) -> NDArray[np.float32] | None:
-        """Write the tokens into the cache; return the logits of one token of each row, [B, V].
+        """Write the tokens into the cache; return the logits of one token of each row, [R, V].
 
         Raises:
             ExportGrokError: a rank failed; all are ended.
-            RequestError: the tokens do not fit, or the ranks were ended before.
+            RequestError: the tokens do not fit, a row is none of the session's or named twice,
+                or the ranks were ended before.
         """
-        check_tokens(self, tokens, start)
+        asked = checked_rows(self, rows)
+        check_tokens(self, tokens, start, asked)
         if last is None:
-            self._run(tokens, start, None, lead=None)
+            self._run(tokens, start, asked)
             return None
-        return self._run(tokens, start, checked_last(self, last, tokens), lead=(self.batch,))
+        last = checked_last(self, last, tokens, asked)
+        return self._run(tokens, start, asked, last=last.tolist(), lead=(len(asked),))
 
     def forward_all(
         self, tokens: NDArray[np.int64], start: NDArray[np.int64]
@@ -118,7 +124,18 @@ class RankedSession:
             RequestError: the tokens do not fit, or the ranks were ended before.
         """
         check_tokens(self, tokens, start)
-        return self._run(tokens, start, None, lead=tokens.shape)
+        return self._run(tokens, start, checked_rows(self, None), lead=tokens.shape)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Make the first tokens that a row holds those of another, as if computed for it.
+
+        Raises:
+            ExportGrokError: a rank failed; all are ended.
+            RequestError: a row is none of the session's, both are one, the cache is shorter, or
+                the ranks were ended before.
+        """
+        check_copy(self, source, target, length)
+        self._command("copy", {"copy": [int(source), int(target), int(length)]}, shape=None)
 
     def close(self) -> None:
         """End all ranks, and wait until their processes are gone. May be called again."""
@@ -139,46 +156,65 @@ class RankedSession:
         self,
         tokens: NDArray[np.int64],
         start: NDArray[np.int64],
-        last: NDArray[np.int64] | None,
+        rows: NDArray[np.int64],
         *,
-        lead: tuple[int, ...] | None,
+        last: list[int] | None = None,
+        lead: tuple[int, ...] | None = None,
     ) -> NDArray[np.float32]:
         """Return logits [*lead, V]; none of them without `lead`."""
-        if self._crew.ended:
-            raise RequestError("the ranks of this session were ended; open another session")
-        self._steps += 1
-        stage = "decode" if tokens.shape[1] == 1 and start.min() > 0 else "prefill"
-        self._crew.doing = f"in {stage} (step {self._steps})"
         command = {
             "shape": tokens.shape,
             "start": start.tolist(),
-            "last": None if last is None else last.tolist(),
+            "last": last,
+            "rows": rows.tolist(),
             "all": lead is not None and len(lead) > 1,
         }
+        stage = "decode" if tokens.shape[1] == 1 and start.min() > 0 else "prefill"
         shape = None if lead is None else (*lead, self.config.vocab_size // self._ranks)
-        with self._crew.ended_by_errors():
-            self._memory.tokens(tokens.shape)[:] = tokens
-            self._crew.tell(command)
-            self._serve({"say": "done", "shape": shape and list(shape)}, "gave its logits")
+        self._command(stage, command, shape=shape, tokens=tokens)
         if shape is None:
             return np.empty(0, np.float32)
         parts = [self._memory.logits(rank, shape) for rank in range(self._ranks)]
         return np.concatenate(parts, axis=-1)
 
+    def _command(
+        self,
+        stage: str,
+        command: Message,
+        *,
+        shape: tuple[int, ...] | None,
+        tokens: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Have all ranks do something, with tokens or without; their logits are of a shape."""
+        if self._crew.ended:
+            raise RequestError("the ranks of this session were ended; open another session")
+        self._steps += 1
+        self._crew.doing = f"in {stage} (step {self._steps})"
+        with self._crew.ended_by_errors():
+            if tokens is not None:
+                self._memory.tokens(tokens.shape)[:] = tokens
+            self._crew.tell(command)
+            self._serve({"say": "done", "shape": shape and list(shape)}, "ended its step")
+
     def _serve(
         self, end: Message, last: str, on_end: Callable[[int], None] = lambda count: None
-    ) -> None:
-        """Give the ranks what they ask for until all say `end`, which is what they did `last`."""
+    ) -> Message:
+        """Give the ranks what they ask for until all say `end`, which is what they did `last`.
+
+        Returns:
+            What they said, with what it holds beside `end`.
+        """
         while (message := self._agreed(on_end))["say"] in MEETINGS:
             if message["say"] == "sum":
                 self._add(tuple(message["shape"]))
             self._note(f"had {meeting(message)}")
             self._crew.tell({"data": message.get("data")})
-        if message != end:
+        if not end.items() <= message.items():
             raise self._crew.fault(
                 0, f"{_told(message)}, where it should say that it {_told(end)}"
             )
         self._note(last)
+        return message
 
     def _agreed(self, on_end: Callable[[int], None]) -> Message:
         """Return the next message of rank 0, which must be the one of all; data are only its."""
@@ -212,5 +248,5 @@ def _told(message: Message) -> str:
     if message["say"] in MEETINGS:
         return f"asks for {meeting(message)} {message.get('shape', '')}".rstrip()
     if message["say"] == "done":
-        return f"gives logits {message['shape'] or ''}".rstrip()
+        return f"gives logits {message['shape']}" if message["shape"] else "gives no logits"
     return "is ready"

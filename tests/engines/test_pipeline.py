@@ -18,7 +18,8 @@ from export_grok.engines.ort.build import build_engine
 from export_grok.engines.pipeline import engine_from_source
 from export_grok.errors import BuildError, BundleError, CheckpointError, ConfigError
 from export_grok.export.graph_folder import export_graphs
-from export_grok.runtime.decode import Request, decode
+from export_grok.runtime.decode import decode
+from export_grok.runtime.request import Request
 from tests.bundles import checkpoint_copy, hashes
 from tests.conftest import load_golden
 

@@ -3,6 +3,7 @@
 import gc
 import os
 import tracemalloc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,18 @@ linux_only = pytest.mark.skipif(
 @linux_only
 def test_a_decode_step_copies_no_cache_and_allocates_none(bundle_of: BundleOf) -> None:
     check_no_copy(bundle_of("tiny"))
+
+
+def test_a_session_that_is_dropped_gives_its_cache_back_at_once(bundle_of: BundleOf) -> None:
+    session = open_engine(bundle_of("tiny"), batch=2, max_length=32)
+    session.forward(np.ones((2, 3), np.int64), at(2, 0), at(2, 0))
+    cache = weakref.ref(session.keys[0])
+    gc.disable()
+    try:
+        del session
+        assert cache() is None
+    finally:
+        gc.enable()
 
 
 # The checks go red where the cache is copied.

@@ -26,7 +26,8 @@ from export_grok.engines.ort.session import open_engine
 from export_grok.engines.pipeline import engine_from_source
 from export_grok.errors import BundleError, ConfigError, RequestError
 from export_grok.files import atomic_file
-from export_grok.runtime.decode import Request, decode
+from export_grok.runtime.decode import decode
+from export_grok.runtime.request import Request
 from tests.bundles import BundleOf, hashes, traced
 from tests.conftest import DATA, Golden, load_golden
 from tests.engines.ort.logits import TOLERANCE, Floats, Ints, at, distance, last_logits, tokens_of
@@ -79,7 +80,7 @@ class Together:
 
     def __init__(self, bundle: Bundle, ranks: int, batch: int, max_length: int) -> None:
         self.config: GrokConfig = bundle.config
-        self.batch, self.max_length = batch, max_length
+        self.batch, self.max_length, self.prefill_rows = batch, max_length, batch
         self.hub = Hub(ranks, batch * max_length * bundle.config.emb_size)
         self._pool = ThreadPoolExecutor(ranks)
         self.sessions: list[RankSession] = [
@@ -92,14 +93,19 @@ class Together:
             for array in (*session.keys, *session.values):
                 array[:] = np.nan
 
-    def forward(self, tokens: Ints, start: Ints, last: Ints | None) -> Floats | None:
-        parts = self.each(lambda session: session.forward(tokens, start, last))
+    def forward(
+        self, tokens: Ints, start: Ints, last: Ints | None, rows: Ints | None = None
+    ) -> Floats | None:
+        parts = self.each(lambda session: session.forward(tokens, start, last, rows))
         return None if last is None else np.concatenate([p for p in parts if p is not None], -1)
 
     def forward_all(self, tokens: Ints, start: Ints) -> Floats:
         return np.concatenate(
             self.each(lambda session: session.forward_all(tokens, start)), axis=-1
         )
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self.each(lambda session: session.copy(source, target, length))
 
     def each(self, work: Callable[[RankSession], T]) -> list[T]:
         def guarded(session: RankSession) -> T:
@@ -228,6 +234,23 @@ def test_greedy_answers_are_those_of_one(
     wanted = list(decode(alone, requests))
     assert len(wanted) == 3 * 32
     assert list(decode(together_of("tiny8", ranks, 3), requests)) == wanted
+
+
+@pytest.mark.parametrize(("name", "ranks"), GROUPS)
+def test_ranks_compute_the_rows_that_are_named_and_copy_as_one_does(
+    name: str, ranks: int, bundle_of: BundleOf, together_of: TogetherOf
+) -> None:
+    alone = open_session(bundle_of(name), batch=3, max_length=LENGTH, threads=1)
+    tokens, _ = mixed(load_golden(name))
+    found: list[Any] = []
+    for session in (alone, together_of(name, ranks, 3)):
+        session.forward(tokens, at(3, 0), None)
+        rows, start = np.array([2, 0]), np.array([7, 3])  # they lie apart
+        found.append(session.forward(tokens[1:, :5], start, at(2, 4), rows))
+        session.copy(2, 1, 9)
+        found.append(session.forward(tokens[:1, :2], np.array([9]), at(1, 1), np.array([1])))
+    for one, other in ((0, 2), (1, 3)):
+        assert largest(found[one], found[other]) < 2 * CLOSE  # what it sees is as far apart
 
 
 def test_every_sum_says_what_it_is_of(ranks_of: RanksOf) -> None:

@@ -70,6 +70,55 @@ def test_a_last_token_that_is_none_of_the_new_ones_is_refused(
         session.forward(np.ones((2, 2), np.int64), at(2, 0), np.array(last))
 
 
+def bits(session: OrtSession) -> list[Any]:
+    return [array.view(np.uint32).copy() for array in (*session.keys, *session.values)]
+
+
+@pytest.mark.parametrize("rows", [[4], [-1, 0], [1, 1], [], [[0, 1]]])
+def test_rows_that_are_none_of_the_session_or_named_twice_are_refused(
+    opened: OpenedOf, rows: list[Any]
+) -> None:
+    session = opened("tiny", 4, 32)
+    before = bits(session)
+    with pytest.raises(RequestError, match=r"rows is \[.*0 to 3, each once"):
+        session.forward(np.ones((2, 2), np.int64), at(2, 0), at(2, 0), np.array(rows, np.int64))
+    assert all((old == new).all() for old, new in zip(before, bits(session), strict=True))
+
+
+def test_what_does_not_fit_the_rows_that_are_named_is_refused(opened: OpenedOf) -> None:
+    session, rows = opened("tiny", 4, 32), np.array([3, 0])
+    before, two = bits(session), np.ones((2, 2), np.int64)
+    for tokens, start, last, wanted in (
+        (np.ones((4, 2), np.int64), at(2, 0), None, r"\(4, 2\); 2 of its rows take \[2, 1 or "),
+        (two, at(4, 0), None, r"start is .*2 of its rows take \[2\] numbers"),
+        (two, at(2, 31), None, "33 tokens do not fit the cache of 32"),
+        (two, at(2, 0), at(4, 0), r"last is .*2 of its rows take \[2\] numbers, 0 to 1"),
+    ):
+        with pytest.raises(RequestError, match=wanted):
+            session.forward(tokens, start, last, rows)
+    assert all((old == new).all() for old, new in zip(before, bits(session), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "length", "told"),
+    [
+        (0, 0, 1, "row 0 cannot be copied to row 0; name two of the session's, 0 to 3"),
+        (4, 0, 1, "row 4 "),
+        (0, -1, 1, "to row -1;"),
+        (0, 1, 0, "0 tokens cannot be copied; a row of this cache has 1 to 32"),
+        (0, 1, 33, "33 tokens"),
+    ],
+)
+def test_a_copy_that_cannot_be_is_refused(
+    opened: OpenedOf, source: int, target: int, length: int, told: str
+) -> None:
+    session = opened("tiny", 4, 32)
+    before = bits(session)
+    with pytest.raises(RequestError, match=told):
+        session.copy(source, target, length)
+    assert all((old == new).all() for old, new in zip(before, bits(session), strict=True))
+
+
 @pytest.mark.parametrize(("batch", "length"), [(0, 4), (1, 0), (-1, 4), (1, -3)])
 def test_a_session_without_rows_or_slots_is_refused(
     bundle_of: BundleOf, batch: int, length: int

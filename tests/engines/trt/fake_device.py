@@ -121,6 +121,20 @@ class FakeDevice:
         self._outside("clear")
         self.at(address, nbytes)[:] = 0
 
+    def copy_pieces(
+        self, target: int, source: int, *, pieces: int, nbytes: int, pitch: int
+    ) -> None:
+        """Copy pieces; the driver takes none that overlap, and promises no order of them."""
+        self._outside("copy")
+        assert 0 < nbytes <= pitch
+        read, written = (
+            [self.at(address + number * pitch, nbytes) for number in range(pieces)]
+            for address in (source, target)
+        )
+        assert not any(np.shares_memory(one, other) for one in read for other in written)
+        for one, other in zip(read, written, strict=True):
+            other[:] = one
+
     def captured(self, work: Callable[[], None]) -> Callable[[], None]:
         """Keep what is enqueued by `work` and return what does it."""
         self._outside("capture")

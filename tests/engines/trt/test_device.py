@@ -1,5 +1,6 @@
 """The real device, as far as a machine without a GPU goes, and its calls held to the packages."""
 
+import ctypes
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +12,13 @@ import pytest
 
 from export_grok.engines.backend import open_session
 from export_grok.engines.trt import device as device_module
-from export_grok.engines.trt.device import ALIGNMENT, CudaDevice
+from export_grok.engines.trt.device import ALIGNMENT, CudaDevice, Device
+from export_grok.engines.trt.host import HostDevice
 from export_grok.engines.trt.record import Sizes
 from export_grok.engines.trt.session import open_engine
 from export_grok.errors import BundleError, ConfigError, MissingDependencyError
 from tests.conftest import cuda_devices, load_golden
+from tests.engines.trt.fake_device import FakeDevice
 from tests.engines.trt.records import bundle_with, record_for
 
 no_gpu = pytest.mark.skipif(cuda_devices() > 0, reason="there is a GPU")
@@ -70,8 +73,8 @@ def test_everything_that_is_called_is_in_the_packages() -> None:
         core.LegacyPinnedMemoryResource: "allocate",
         graphs.GraphBuilder: "begin_building end_building complete",
         graphs.Graph: "launch",
-        driver: "cuMemGetInfo cuMemcpyHtoDAsync cuMemcpyDtoHAsync cuMemsetD8Async cuInit "
-        "cuDeviceGetCount",
+        driver: "cuMemGetInfo cuMemcpyHtoDAsync cuMemcpyDtoHAsync cuMemsetD8Async "
+        "cuMemcpy2DAsync CUDA_MEMCPY2D CUmemorytype cuInit cuDeviceGetCount",
     }.items():
         for name in names.split():
             assert hasattr(owner, name), (owner, name)
@@ -118,6 +121,9 @@ class StubCuda:
                 cuMemcpyHtoDAsync=self.call("to device"),
                 cuMemcpyDtoHAsync=self.call("to host"),
                 cuMemsetD8Async=self.call("set"),
+                cuMemcpy2DAsync=self.call("pieces"),
+                CUDA_MEMCPY2D=SimpleNamespace,
+                CUmemorytype=SimpleNamespace(CU_MEMORYTYPE_DEVICE=2),
             ),
         }
 
@@ -164,6 +170,70 @@ def test_stub_driver_is_told_address_length_and_stream_and_waited_for(stub: Stub
         ("sync",),
         ("set", 256, 0, 33, 77),
     ]
+
+
+def test_stub_driver_is_told_of_pieces_on_the_device_and_not_waited_for(stub: StubCuda) -> None:
+    device = CudaDevice()
+    stub.calls.clear()
+    device.copy_pieces(512, 4096, pieces=3, nbytes=80, pitch=256)
+    ((name, told, stream),) = stub.calls
+    assert (name, stream) == ("pieces", 77)
+    source = (told.srcMemoryType, told.srcDevice, told.srcPitch)
+    target = (told.dstMemoryType, told.dstDevice, told.dstPitch)
+    assert (source, target) == ((2, 4096, 256), (2, 512, 256))
+    assert (told.WidthInBytes, told.Height) == (80, 3)
+
+
+class Memcpy2D(ctypes.Structure):
+    """`CUDA_MEMCPY2D` as cuda.h has it."""
+
+    _fields_ = (
+        *(("srcX", ctypes.c_size_t), ("srcY", ctypes.c_size_t), ("srcType", ctypes.c_int)),
+        *((name, ctypes.c_void_p) for name in ("srcHost", "srcDevice", "srcArray")),
+        *(("srcPitch", ctypes.c_size_t), ("dstX", ctypes.c_size_t), ("dstY", ctypes.c_size_t)),
+        ("dstType", ctypes.c_int),
+        *((name, ctypes.c_void_p) for name in ("dstHost", "dstDevice", "dstArray")),
+        *((name, ctypes.c_size_t) for name in ("dstPitch", "WidthInBytes", "Height")),
+    )
+
+
+def test_what_the_driver_reads_of_pieces_is_what_was_meant(
+    stub: StubCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package's own structure, in memory; the driver is none."""
+    driver = pytest.importorskip("cuda.bindings.driver")
+    told = stub.modules["cuda.bindings.driver"]
+    told.CUDA_MEMCPY2D, told.CUmemorytype = driver.CUDA_MEMCPY2D, driver.CUmemorytype
+    device = CudaDevice()
+    stub.calls.clear()
+    device.copy_pieces(3 << 40, 5 << 40, pieces=8, nbytes=3 << 33, pitch=7 << 33)
+    ((_, passed, _),) = stub.calls
+    found = Memcpy2D.from_address(passed.getPtr())
+    read = {name: getattr(found, name) for name, *_ in Memcpy2D._fields_}
+    assert {name: value for name, value in read.items() if value} == {
+        "srcType": 2,
+        "srcDevice": 5 << 40,
+        "srcPitch": 7 << 33,
+        "dstType": 2,
+        "dstDevice": 3 << 40,
+        "dstPitch": 7 << 33,
+        "WidthInBytes": 3 << 33,
+        "Height": 8,
+    }
+
+
+@pytest.mark.parametrize("kind", [HostDevice, FakeDevice])
+def test_pieces_are_copied_and_nothing_between_them(kind: Callable[[], Device]) -> None:
+    device = kind()
+    source, target = np.random.default_rng(1).integers(256, size=(2, 5, 40)).astype(np.uint8)
+    addresses = [device.allocate(200), device.allocate(200)]
+    for address, array in zip(addresses, (source, target), strict=True):
+        device.upload(address, array)
+    device.copy_pieces(addresses[1] + 80, addresses[0] + 40, pieces=3, nbytes=7, pitch=40)
+    found = np.empty_like(target)
+    device.download(addresses[1], found)
+    target[2:5, :7] = source[1:4, :7]
+    np.testing.assert_array_equal(found, target)
 
 
 def test_stub_driver_is_sent_no_array_with_gaps(stub: StubCuda) -> None:

@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from export_grok.config import Dtype, HeadDtype
 from export_grok.engines.trt.record import PHASES, GraphRecord, Phase, Sizes
-from export_grok.engines.trt.session import TrtSession
 from export_grok.export.contract import GRAPH_KINDS, GraphKind
 from tests.conftest import load_golden
-from tests.engines.trt.fake_device import Compute, FakeDevice, FakeRuntime
+from tests.engines.trt.fake_device import Compute
+from tests.engines.trt.fake_session import Opened, open_fake
 from tests.engines.trt.lowered import Lowered, bindings, run
-from tests.engines.trt.records import bundle_with, record_for
+from tests.engines.trt.records import record_for
+from tests.engines.trt.test_rows import Rows
 
 NAME = "tiny8"
 SIZES = Sizes(batch=2, chunk=7, max_length=48)
@@ -72,19 +73,22 @@ def in_onnx_runtime(graph: GraphRecord) -> Compute:
     return compute
 
 
+def of_lowered_graphs(folder: Path) -> Opened:
+    return open_fake(
+        folder,
+        NAME,
+        batch=SIZES.batch,
+        chunk=SIZES.chunk,
+        max_length=SIZES.max_length,
+        compute=in_onnx_runtime,
+    )
+
+
 def test_fake_device_gives_the_logits_of_the_original_by_the_lowered_graphs(
     tmp_path: Path,
 ) -> None:
     golden = load_golden(NAME)
-    record, device, arrays = record_for(golden.config, SIZES), FakeDevice(), golden.arrays
-    session = TrtSession(
-        bundle_with(record, NAME, tmp_path),
-        record,
-        batch=SIZES.batch,
-        max_length=SIZES.max_length,
-        device=device,
-        runtime=FakeRuntime(device=device, record=record, compute=in_onnx_runtime),
-    )
+    arrays, session = golden.arrays, of_lowered_graphs(tmp_path).session
     tokens, fed = (arrays[name].astype(np.int64) for name in ("tokens", "f32/decode_tokens"))
     length = np.full(2, tokens.shape[1])
     found = [*session.forward_all(tokens, 0 * length).transpose(1, 0, 2)]
@@ -95,3 +99,16 @@ def test_fake_device_gives_the_logits_of_the_original_by_the_lowered_graphs(
     wanted = [*arrays["f32/prefill_logits"].transpose(1, 0, 2)]
     wanted += [*arrays["f32/decode_logits"].transpose(1, 0, 2)]
     assert np.abs(np.stack(found) - np.stack(wanted)).max() < 1e-4
+
+
+def test_rows_of_the_lowered_graphs_keep_what_they_hold_while_others_run(tmp_path: Path) -> None:
+    alone = open_fake(tmp_path, NAME, batch=1, chunk=48, max_length=48).session
+    rows = Rows(run=of_lowered_graphs(tmp_path), alone=alone)
+    random = np.random.default_rng(5)
+    full, few = (random.integers(alone.config.vocab_size, size=n).tolist() for n in (48, 9))
+    rows.forward({1: full}, {1: 0}, 47)
+    rows.forward({0: few}, {0: 0}, 8)
+    rows.forward({0: [3]}, {0: 9}, 0)  # row 1 has no place left
+    rows.forward({1: [full[-1]]}, {1: 47}, 0)
+    rows.copy(1, 0, 30)
+    rows.forward({0: [5]}, {0: 30}, 0)

@@ -4,7 +4,7 @@ All of it runs on a fake device whose plans are the PyTorch model: it proves add
 order, padding and capture, and nothing of TensorRT.
 """
 
-import dataclasses
+import functools
 import itertools
 import json
 import subprocess
@@ -15,35 +15,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from export_grok.config import Dtype
 from export_grok.engines.backend import Session
-from export_grok.engines.trt.record import Sizes
-from export_grok.engines.trt.session import TrtSession
 from export_grok.engines.trt.tensors import binding_of, size_of
 from export_grok.errors import RequestError
 from export_grok.export.head import write_head
-from export_grok.runtime.decode import Request, decode
+from export_grok.runtime.decode import decode
+from export_grok.runtime.request import Request
 from tests.conftest import Golden, load_golden
-from tests.engines.trt.fake_device import Enqueue, FakeDevice, FakeRuntime, torch_model
-from tests.engines.trt.records import bundle_with, record_for
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float32]
-
-# Against the original program: both are float32, and differ in the order of sums.
-TOLERANCE = 1e-4
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Opened:
-    """A session, and the fake device that it runs on."""
-
-    session: TrtSession
-    device: FakeDevice
-    sizes: Sizes
-
+from tests.engines.trt.fake_device import Enqueue, FakeDevice
+from tests.engines.trt.fake_session import TOLERANCE, Floats, Ints, Opened, at, ints, open_fake
+from tests.engines.trt.records import record_for
 
 OpenedOf = Callable[..., Opened]
 
@@ -51,44 +33,7 @@ OpenedOf = Callable[..., Opened]
 @pytest.fixture
 def opened(tmp_path: Path) -> OpenedOf:
     """Return the way to a session on a fake device."""
-
-    def open_fake(
-        name: str,
-        *,
-        batch: int = 2,
-        chunk: int = 7,
-        max_length: int = 48,
-        dtype: Dtype = "float32",
-        capture: bool = True,
-        int8_head: bool = False,
-    ) -> Opened:
-        golden = load_golden(name)
-        sizes = Sizes(batch=batch, chunk=chunk, max_length=max_length)
-        record = record_for(golden.config, sizes, dtype, head="int8" if int8_head else "float32")
-        device = FakeDevice()
-        session = TrtSession(
-            bundle_with(record, name, tmp_path / "bundle", dtype, int8_head=int8_head),
-            record,
-            batch=batch,
-            max_length=max_length,
-            device=device,
-            runtime=FakeRuntime(
-                device=device, record=record, compute=torch_model(golden.config, dtype)
-            ),
-            capture=capture,
-        )
-        device.runs.clear()
-        return Opened(session=session, device=device, sizes=sizes)
-
-    return open_fake
-
-
-def at(rows: int, position: int) -> Ints:
-    return np.full(rows, position, np.int64)
-
-
-def ints(array: Any) -> Ints:
-    return np.asarray(array, np.int64)
+    return functools.partial(open_fake, tmp_path / "bundle")
 
 
 def logits_of(session: Session, tokens: Ints, start: Ints, last: Ints) -> Floats:

@@ -28,7 +28,8 @@ from export_grok.export import model as model_module
 from export_grok.export.contract import GRAPH_KINDS, GraphKind
 from export_grok.export.head import write_head
 from export_grok.export.partition import cut_axis
-from export_grok.runtime.decode import Request, decode
+from export_grok.runtime.decode import decode
+from export_grok.runtime.request import Request
 from tests.conftest import load_golden
 from tests.engines.trt.fake_device import FakeDevice, FakeRuntime, torch_model
 from tests.engines.trt.fake_ranks import FakeGroup, Hub, all_reduce, together
@@ -43,7 +44,7 @@ GROUPS = [("tiny", 2), ("tiny8", 8)]
 
 
 class Ranks:
-    """Sessions of all ranks as one `engines.backend.Session`.
+    """Sessions of all ranks as one `engines.backend.RowSession`.
 
     Attributes:
         sessions: of each rank.
@@ -86,14 +87,23 @@ class Ranks:
             patch.setattr(communicator_module, "require", lambda name, extra: self.hub.nccl)
             self.sessions = together(self.hub, open_rank)
 
-    def forward(self, tokens: Ints, start: Ints, last: Ints | None) -> Floats | None:
-        parts = together(self.hub, lambda rank: self.sessions[rank].forward(tokens, start, last))
+    prefill_rows = 1
+
+    def forward(
+        self, tokens: Ints, start: Ints, last: Ints | None, rows: Ints | None = None
+    ) -> Floats | None:
+        parts = together(
+            self.hub, lambda rank: self.sessions[rank].forward(tokens, start, last, rows)
+        )
         found = [part for part in parts if part is not None]
         return np.concatenate(found, axis=-1) if found else None
 
     def forward_all(self, tokens: Ints, start: Ints) -> Floats:
         parts = together(self.hub, lambda rank: self.sessions[rank].forward_all(tokens, start))
         return np.concatenate(parts, axis=-1)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        together(self.hub, lambda rank: self.sessions[rank].copy(source, target, length))
 
 
 RanksOf = Callable[..., Ranks]
@@ -153,6 +163,24 @@ def test_fake_ranks_decode_to_the_tokens_of_one(ranks_of: RanksOf) -> None:
     )
     assert alone == shared
     assert len(set(shared)) > 3
+
+
+def test_fake_ranks_continue_a_row_that_was_copied_beside_one_that_waits(
+    ranks_of: RanksOf,
+) -> None:
+    arrays = load_golden("tiny8").arrays
+    tokens, wanted = ints(arrays["tokens"]), arrays["f32/prefill_logits"]
+    ranks, other = ranks_of("tiny8", 4, batch=3), tokens[::-1, :-1]
+    ranks.forward(other.copy(), at(2, 0), None, ints([2, 0]))
+    ranks.copy(0, 1, 12)  # of the first golden row
+    for place in range(12, tokens.shape[1]):
+        given = tokens[:1, place : place + 1].copy()
+        logits = ranks.forward(given, at(1, place), at(1, 0), ints([1]))
+        assert logits is not None
+        assert np.abs(logits[0] - wanted[0, place]).max() < TOLERANCE
+    both = ranks.forward(tokens[:, -1:].copy(), at(2, other.shape[1]), at(2, 0), ints([0, 2]))
+    assert both is not None
+    assert np.abs(both - wanted[:, -1]).max() < TOLERANCE
 
 
 def test_fake_ranks_share_an_int8_head(ranks_of: RanksOf, tmp_path: Path) -> None:

@@ -47,10 +47,10 @@ class LoggedSession(FakeSession):
     log: list[Any]
     took: Callable[[int, int, int], float]
 
-    def forward(self, tokens: Any, start: Any, last: Any) -> Any:
+    def forward(self, tokens: Any, start: Any, last: Any, rows: Any = None) -> Any:
         self.log.append((self.batch, int(start[0]), tokens.tolist(), last is not None))
         Clock.now += self.took(self.batch, int(start[0]), tokens.shape[1])
-        return super().forward(tokens, start, last)
+        return super().forward(tokens, start, last, rows)
 
 
 class Clock:

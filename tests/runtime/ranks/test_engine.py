@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 
 from export_grok.artifacts import Bundle
 from export_grok.config import EngineOptions
-from export_grok.engines.backend import Session
+from export_grok.engines.backend import RowSession
 from export_grok.engines.pipeline import engine_from_source
 from export_grok.export import graph_folder
 from export_grok.export.demo import write_demo_checkpoint
 from export_grok.plugins.kernels import native_kernels
-from export_grok.runtime.decode import Request, decode, teacher_forced
+from export_grok.runtime.decode import decode, teacher_forced
 from export_grok.runtime.open import open_session
+from export_grok.runtime.request import Request
 from tests.bundles import BundleOf, bundle_of, traced
 from tests.conftest import DATA, load_golden
 from tests.engines.ort.logits import TOLERANCE
@@ -71,7 +72,7 @@ def prompts(name: str) -> list[tuple[int, ...]]:
     return [whole[0], whole[1][:5], whole[0][:1]]
 
 
-def answers(session: Session, name: str, steps: int) -> list[list[int]]:
+def answers(session: RowSession, name: str, steps: int) -> list[list[int]]:
     """Return what greedy decoding says to all prompts in one batch."""
     requests = [Request(prompt=prompt, max_new_tokens=steps) for prompt in prompts(name)]
     found: list[list[int]] = [[] for _ in requests]

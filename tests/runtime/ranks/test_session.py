@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from export_grok.artifacts import Bundle
 from export_grok.errors import BundleError, RankError, RequestError
-from export_grok.runtime.decode import Request, decode
+from export_grok.runtime.decode import decode
 from export_grok.runtime.ranks.memory import GroupSizes, RankMemory, shared_file
 from export_grok.runtime.ranks.session import RankedSession
 from export_grok.runtime.ranks.watch import Patience
+from export_grok.runtime.request import Request
 from tests.runtime.ranks.conftest import CONFIG, BundleFor
 from tests.runtime.ranks.toy import expected
 
@@ -58,6 +59,10 @@ def run(session: RankedSession, steps: int = 4) -> NDArray[np.float32]:
     return np.stack([logits for logits in found if logits is not None])
 
 
+def same(found: NDArray[np.float32] | None, wanted: NDArray[np.float32]) -> bool:
+    return found is not None and np.array_equal(found, wanted)
+
+
 # What they compute.
 
 
@@ -72,6 +77,34 @@ def test_ranks_give_the_logits_of_one_process(
         assert session.forward(TOKENS[:, :4], start, None) is None
         assert np.array_equal(session.forward_all(TOKENS[:, 4:], start + 4), whole[:, 4:])
     assert len(started) == ranks
+
+
+def test_rows_that_are_named_are_the_only_ones_that_ranks_compute(
+    bundle_for: BundleFor, started: list[int]
+) -> None:
+    tokens = np.resize(TOKENS, (3, 12))
+    whole = expected(CONFIG, tokens)
+    with session_of(bundle_for(2), 2, batch=3) as session:
+        assert session.prefill_rows == 1  # as the ranks say
+        session.forward(tokens[:, :4], np.zeros(3, np.int64), None)
+        chosen, start = np.array([2, 0]), np.array([4, 3])
+        new = np.stack([tokens[2, 4:7], tokens[0, 3:6]])
+        found = session.forward(new, start, np.array([2, 1]), chosen)
+        assert same(found, np.stack([whole[2, 6], whole[0, 4]]))
+        row = np.array([1])
+        found = session.forward(tokens[[1], 4:5], np.array([4]), np.array([0]), row)
+        assert same(found, whole[[1], 4])
+
+
+def test_a_copied_row_goes_on_as_the_one_it_was_copied_from(
+    bundle_for: BundleFor, started: list[int]
+) -> None:
+    whole = expected(CONFIG, TOKENS[:1])
+    with session_of(bundle_for(2), 2) as session:
+        session.forward(TOKENS[:, :8], np.zeros(2, np.int64), None)
+        session.copy(0, 1, 5)
+        found = session.forward(TOKENS[:1, 5:], np.array([5]), np.array([6]), np.array([1]))
+        assert same(found, whole[:, -1])
 
 
 def test_rows_of_different_length_decode_alike_by_any_number_of_ranks(
@@ -132,6 +165,15 @@ def test_what_does_not_fit_is_refused_and_the_ranks_go_on(
                 session.forward(
                     tokens, np.zeros(2, np.int64), None if last is None else np.full(2, last)
                 )
+        token, one = TOKENS[:1, :1], np.zeros(1, np.int64)
+        for rows in ([2], [-1], [0, 0], []):
+            with pytest.raises(RequestError, match=r"rows is \[.*0 to 1, each once"):
+                session.forward(token, one, None, np.array(rows, np.int64))
+        with pytest.raises(RequestError, match=r"1 of its rows take \[1, 1 or more\]"):
+            session.forward(TOKENS[:, :1], one, None, np.array([1]))
+        for source, target, length in ((0, 0, 1), (0, 2, 1), (-1, 0, 1), (0, 1, 0), (0, 1, 33)):
+            with pytest.raises(RequestError, match="cannot be copied"):
+                session.copy(source, target, length)
         assert len(run(session)) == 5
 
 
@@ -191,6 +233,18 @@ def test_the_error_names_rank_place_and_step_and_what_it_last_did(
         assert text.startswith("rank 1 of 2 ")
     with pytest.raises(RequestError, match="ended"):
         run(session)
+
+
+def test_a_rank_that_fails_in_a_copy_is_named_as_in_any_step(
+    bundle_for: BundleFor, started: list[int], planted: Any
+) -> None:
+    planted(rank=1, step=2, at="copy", do="raise")
+    session = session_of(bundle_for(2), 2)
+    session.forward(TOKENS[:, :6], np.zeros(2, np.int64), None)
+    with pytest.raises(RankError, match=r"^rank 1 of 2 failed .*planted\), in copy \(step 2\)"):
+        session.copy(0, 1, 6)
+    with pytest.raises(RequestError, match="ended"):
+        session.copy(0, 1, 6)
 
 
 def test_logits_of_another_shape_are_refused(

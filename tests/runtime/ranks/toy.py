@@ -47,6 +47,7 @@ class ToyRank:
     """A rank: it holds some rows of the square matrix, and some of the table for its logits."""
 
     def __init__(self, config: GrokConfig, group: Group, batch: int, max_length: int) -> None:
+        self.prefill_rows = 1
         self._table, square = matrices(config)
         self._group = group
         width, vocabulary = config.emb_size // group.ranks, config.vocab_size // group.ranks
@@ -61,8 +62,9 @@ class ToyRank:
         tokens: NDArray[np.int64],
         start: NDArray[np.int64],
         last: NDArray[np.int64] | None,
+        rows: NDArray[np.int64] | None = None,
     ) -> NDArray[np.float32] | None:
-        h = self._layers(tokens, start)
+        h = self._layers(tokens, start, np.arange(len(tokens)) if rows is None else rows)
         if last is None:
             return None
         return self._logits(h[np.arange(len(h)), last])
@@ -70,16 +72,24 @@ class ToyRank:
     def forward_all(
         self, tokens: NDArray[np.int64], start: NDArray[np.int64]
     ) -> NDArray[np.float32]:
-        return self._logits(self._layers(tokens, start))
+        return self._logits(self._layers(tokens, start, np.arange(len(tokens))))
 
-    def _layers(self, tokens: NDArray[np.int64], start: NDArray[np.int64]) -> NDArray[np.float32]:
+    def copy(self, source: int, target: int, length: int) -> None:
+        self._step += 1
+        misbehave(self._group.rank, self._step, "copy")
+        self._cache[target, :length] = self._cache[source, :length]
+
+    def _layers(
+        self, tokens: NDArray[np.int64], start: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
         self._step += 1
         check_broadcast(self._group)
         new = tokens.shape[1]
-        for row, first in enumerate(start):
-            self._cache[row, first : first + new] = self._table[tokens[row]]
-        sums = np.cumsum(self._cache, axis=1)
-        h = np.stack([sums[row, first : first + new] for row, first in enumerate(start)]) % MODULUS
+        found = []
+        for row, first, ids in zip(rows, start, tokens, strict=True):
+            self._cache[row, first : first + new] = self._table[ids]
+            found.append(self._cache[row, : first + new].cumsum(axis=0)[first:])
+        h = np.stack(found) % MODULUS
         for layer in range(LAYERS):
             for part in ("attention", "experts"):
                 self._group.partial(h.shape)[:] = h[..., self._rows] @ self._square

@@ -65,9 +65,9 @@ class Asked(FakeSession):
         super().__init__(*arguments, **options)
         self.asked: list[tuple[str, int]] = []
 
-    def forward(self, tokens: Any, start: Any, last: Any) -> Any:
+    def forward(self, tokens: Any, start: Any, last: Any, rows: Any = None) -> Any:
         self.asked.append(("last", tokens.shape[1]))
-        return super().forward(tokens, start, last)
+        return super().forward(tokens, start, last, rows)
 
     def forward_all(self, tokens: Any, start: Any) -> Any:
         self.asked.append(("all", tokens.shape[1]))
