@@ -12,13 +12,16 @@ from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
 
+from export_grok.artifacts import Bundle
 from export_grok.errors import BundleError, RequestError
 from export_grok.regular_file import read_regular
 
-__all__ = ["StreamDecoder", "Tokenizer"]
+__all__ = ["StreamDecoder", "Tokenizer", "tokenizer_of"]
 
 _REMEDY = "point at the tokenizer.model that was published with the weights"
 _SHOWN = 5  # bad ids named in one message; a wrong vocabulary makes nearly every id bad
+_PRIVATE = range(0x10FF00, 0x10FFFE)  # characters that Unicode gives no meaning
+_INCOMPLETE = 3  # bytes that a character can have before its last one
 
 
 class Tokenizer:
@@ -56,6 +59,11 @@ class Tokenizer:
         self.unk_id: int = self._pieces.unk_id()
         if self.unk_id < 0:
             raise BundleError(f"{path} has no piece for what is unknown: it is damaged; {_REMEDY}")
+        # No piece holds this character, so none joins it to the text behind it.
+        strangers = (char for char in map(chr, _PRIVATE) if char.encode() not in model)
+        self._stranger = next(strangers, "")
+        if not self._stranger:
+            raise BundleError(f"{path} holds every character from U+10FF00 on; {_REMEDY}")
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, without a mark of its beginning or end.
@@ -63,15 +71,21 @@ class Tokenizer:
         Raises:
             RequestError: `text` holds half of a surrogate pair, which is no character.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"the text has U+{ord(text[error.start]):04X} at character {error.start}, half of "
-                "a surrogate pair; it must be Unicode text: read it as UTF-8"
-            ) from error
+        _check_text(text)
         ids: list[int] = self._pieces.encode(text, out_type=int)
         return ids
+
+    def encode_more(self, text: str) -> list[int]:
+        """Return the ids of a `text` that continues another one: no space is put before it.
+
+        For a place behind other ids than control ids alone: at the beginning, where `decode`
+        drops a space, `encode` is right.
+
+        Raises:
+            RequestError: `text` holds half of a surrogate pair, which is no character.
+        """
+        _check_text(text)
+        return self.encode(self._stranger + text)[len(self.encode(self._stranger)) :]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`; control ids (padding, begin, end) give no text.
@@ -150,9 +164,18 @@ class StreamDecoder:
         # What a decode depends on besides the tokens themselves is only whether it stands at the
         # beginning, where one space is dropped. These few tokens put it in the same state.
         self._context: list[int] = []
+        self._context_text = ""
         self._waiting: list[int] = []  # bytes that may yet become one character
+        if tokenizer.decode(prompt_ids[:-_INCOMPLETE]):
+            self._begin()
+            prompt_ids = prompt_ids[-_INCOMPLETE:]  # no other token can still wait
         for token in prompt_ids:
             self.push(token)
+
+    @property
+    def waiting(self) -> int:
+        """How many tokens at the end, of the prompt too, have a text that is not yet known."""
+        return len(self._waiting)
 
     def push(self, token: int) -> str:
         """Return the text that `token` completes, often none.
@@ -160,39 +183,87 @@ class StreamDecoder:
         Raises:
             RequestError: `token` is outside the vocabulary; the stream is as before.
         """
-        if not 0 <= token < self._tokenizer.vocab_size:
-            self._tokenizer.decode([token])  # raises
-        self._waiting.append(token)
-        return self._take(self._settled())
+        return "".join(text for _, text in self.settle(token))
 
     def finish(self) -> str:
         """Return the text of what still waits: U+FFFD for each byte of a broken character.
 
         To be called once, after the last push.
         """
-        return self._take(len(self._waiting))
+        return "".join(text for _, text in self.settle(None))
 
-    def _settled(self) -> int:
-        """How many waiting tokens have a text that no later token can change."""
+    def settle(self, token: int | None) -> list[tuple[int, str]]:
+        """Push `token`, or finish if it is None; return the text by the tokens it is of.
+
+        Returns:
+            numbers of tokens and their text, in order: the bytes of a character together, any
+            other token by itself.
+
+        Raises:
+            RequestError: `token` is outside the vocabulary; the stream is as before.
+        """
+        if token is not None:
+            if not 0 <= token < self._tokenizer.vocab_size:
+                self._tokenizer.decode([token])  # raises
+            self._waiting.append(token)
+        settled = []
+        while count := self._known(ended=token is None):
+            settled.append((count, self._text(self._waiting[:count])))
+            del self._waiting[:count]
+        return settled
+
+    def _known(self, *, ended: bool) -> int:
+        """How many tokens the next text is of: a character's, or one; 0 if it is not yet known."""
         values = [self._tokenizer.byte(token) for token in self._waiting]
         data = bytes(value for value in values if value is not None)
-        if len(data) < len(values):  # a token that is no byte ends every character before it
-            return len(values)
-        _, consumed = codecs.utf_8_decode(data, "replace", False)
-        if b"\xed\xa0" <= data[consumed:] < b"\xee":  # a surrogate: Python waits for its last byte
-            return len(data)
-        return consumed
+        if not data:
+            return len(values)  # none, or one that is no byte
+        ended = ended or len(data) < len(values)  # a token that is no byte ends every character
+        if b"\xed\xa0" <= data < b"\xee":  # a surrogate: Python waits for its last byte
+            ended = True
+        text, _ = codecs.utf_8_decode(data, "replace", ended)
+        character = text[:1].encode()
+        return len(character) if data.startswith(character) else 1
 
-    def _take(self, count: int) -> str:
-        if not count:
-            return ""
-        taken, self._waiting = self._waiting[:count], self._waiting[count:]
-        before = self._tokenizer.decode(self._context)
-        text = self._tokenizer.decode([*self._context, *taken])[len(before) :]
-        if text:
-            # Any token with text would do. This one every vocabulary has, and it is no byte that
-            # could join the next ones.
-            self._context = [self._tokenizer.unk_id]
-        elif not self._context and not self._tokenizer.is_control(taken[-1]):
-            self._context = taken  # the lone space that was dropped: the next one is kept
+    def _text(self, tokens: list[int]) -> str:
+        text = self._tokenizer.decode([*self._context, *tokens])[len(self._context_text) :]
+        if text and not self._context_text:
+            self._begin()
+        elif not self._context and not self._tokenizer.is_control(tokens[-1]):
+            self._context = tokens  # the lone space that was dropped: the next one is kept
         return text
+
+    def _begin(self) -> None:
+        # Any token with text would do. This one every vocabulary has, and it is no byte that
+        # could join the next ones.
+        self._context = [self._tokenizer.unk_id]
+        self._context_text = self._tokenizer.decode(self._context)
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the text has U+{ord(text[error.start]):04X} at character {error.start}, half of "
+            "a surrogate pair; it must be Unicode text: read it as UTF-8"
+        ) from error
+
+
+def tokenizer_of(bundle: Bundle) -> Tokenizer:
+    """Return the bundle's tokenizer.
+
+    Raises:
+        BundleError: it has none, or one of more pieces than the model has.
+    """
+    if bundle.tokenizer is None:
+        raise BundleError(
+            f"{bundle.folder} has no tokenizer.model; put it beside the checkpoint and build again"
+        )
+    tokenizer = Tokenizer(bundle.tokenizer)
+    if tokenizer.vocab_size > bundle.config.vocab_size:
+        raise BundleError(
+            f"{bundle.tokenizer} has {tokenizer.vocab_size} pieces, the model knows "
+            f"{bundle.config.vocab_size}: it is the tokenizer of another model"
+        )
+    return tokenizer

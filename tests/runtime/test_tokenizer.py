@@ -1,129 +1,32 @@
 """Laws of the tokenizer and its stream, on a small model of our own and on the published file."""
 
-import hashlib
-import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import sentencepiece
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from export_grok.errors import BundleError, RequestError
 from export_grok.runtime.tokenizer import StreamDecoder, Tokenizer
-
-DATA = Path(__file__).resolve().parents[1] / "data"
-ROOT = Path(__file__).resolve().parents[2]
-PUBLISHED = ROOT.parent / "shared" / "fixtures" / "tokenizer.model"
-
-GOLDEN: dict[str, Any] = json.loads((DATA / "tokenizer_golden.json").read_text(encoding="utf-8"))
-
-# The tokenizers are read only, so hypothesis may share one among its examples.
-many = settings(
-    deadline=None,
-    max_examples=200,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-
-TEXTS = [
-    "",
-    " ",
-    "   ",
-    "The answer is 42.",
-    " leading and  double   spaces ",
-    "line\n\n\tand tab\r\n",
-    "naïve café, Ελλάδα, Москва, 曲",
-    "👨‍👩‍👧‍👦 and 🏳️‍🌈, 👍🏽",
-    "e\u0301 combining, \u200d lone joiner",
-    "\ufffd is a character, too",
-    "a\x00b",
-    "[PAD] <s> <|separator|>",
-]
-texts = st.one_of(
-    st.text(),
-    st.lists(st.sampled_from([*TEXTS, "👩", "\u200d", "💻", " ", "a"]), max_size=8).map("".join),
+from tests.runtime.tokenizers import (
+    DEMO,
+    GOLDEN,
+    TEXTS,
+    byte_ids,
+    fewer,
+    many,
+    small_model,
+    some_ids,
+    streamed,
+    texts,
 )
 
 
-@pytest.fixture(scope="session")
-def small_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a model with 400 pieces that has every property of the published one."""
-    model = io.BytesIO()
-    words = "the quick brown fox jumps over a lazy dog and on the other side there is nothing"
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([words, words[::-1], words.title(), "12 34 " + words[20:]]),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=400,
-        hard_vocab_limit=True,
-        byte_fallback=True,
-        split_digits=True,
-        normalization_rule_name="identity",
-        add_dummy_prefix=True,
-        remove_extra_whitespaces=False,
-        allow_whitespace_only_pieces=True,
-        user_defined_symbols=["\n", "\n\n", "  ", "<|separator|>"],
-        pad_id=0,
-        bos_id=1,
-        eos_id=2,
-        unk_id=3,
-        minloglevel=2,
-    )
-    path = tmp_path_factory.mktemp("tokenizer") / "small.model"
-    path.write_bytes(model.getvalue())
-    return path
-
-
-@pytest.fixture(scope="session")
-def small(small_file: Path) -> Tokenizer:
-    return Tokenizer(small_file)
-
-
-@pytest.fixture(scope="session")
-def published() -> Tokenizer:
-    if not PUBLISHED.is_file():
-        pytest.skip("the published tokenizer.model is not part of this repository, nor beside it")
-    digest = hashlib.sha256(PUBLISHED.read_bytes()).hexdigest()
-    assert digest == GOLDEN["meta"]["model_sha256"]
-    return Tokenizer(PUBLISHED)
-
-
-@pytest.fixture(params=["small", "published"])
-def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
-    chosen = request.getfixturevalue(request.param)
-    assert isinstance(chosen, Tokenizer)
-    return chosen
-
-
-def streamed(tokenizer: Tokenizer, ids: Sequence[int], prompt: Sequence[int] = ()) -> list[str]:
-    stream = StreamDecoder(tokenizer, prompt)
-    return [*(stream.push(token) for token in ids), stream.finish()]
-
-
-def byte_ids(tokenizer: Tokenizer, data: bytes) -> list[int]:
-    ids = {tokenizer.byte(token): token for token in range(tokenizer.vocab_size)}
-    return [ids[value] for value in data]
-
-
-def some_ids(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
-    """Return lists rich in control ids, spaces and bytes, whole characters and parts of them."""
-    spaces = tokenizer.encode(" ") + tokenizer.encode("  a")
-    token = st.one_of(
-        st.integers(0, tokenizer.vocab_size - 1),
-        st.integers(0, 3),
-        st.sampled_from(spaces),
-    )
-    start = next(t for t in range(tokenizer.vocab_size) if tokenizer.byte(t) == 0)
-    some_bytes = st.one_of(
-        st.binary(max_size=5),
-        st.text(max_size=3).map(str.encode),
-        st.text(min_size=1, max_size=1).map(lambda text: text.encode()[:-1]),
-    ).map(lambda data: [start + value for value in data])
-    parts = st.lists(st.one_of(token.map(lambda t: [t]), some_bytes), max_size=12)
-    return parts.map(lambda lists: [token for part in lists for token in part])
+@pytest.fixture(scope="module")
+def demo() -> Tokenizer:
+    return Tokenizer(DEMO)
 
 
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda case: ascii(case["text"][:20]))
@@ -182,6 +85,80 @@ def test_control_ids_have_no_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([marks[0], *ids, *marks[1:]]) == "hello"
 
 
+@pytest.mark.parametrize("text", ["a", " a", "  a", "\na", ""])
+def test_leading_spaces_are_neither_lost_nor_added(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    for marks in ([], [tokenizer.bos_id], [tokenizer.pad_id, tokenizer.bos_id]):
+        assert tokenizer.decode([*marks, *ids]) == text
+        assert "".join(streamed(tokenizer, [*marks, *ids])) == text
+    # In the middle of a text too, behind a mark or none.
+    begun = tokenizer.encode("x")
+    more = tokenizer.encode_more(text)
+    for marks in ([], [tokenizer.bos_id], [tokenizer.bos_id] * 5):
+        assert tokenizer.decode([*begun, *marks, *more]) == "x" + text
+        assert "".join(streamed(tokenizer, more, [*begun, *marks])) == text
+        assert "".join(streamed(tokenizer, [*marks, *more], begun)) == text
+
+
+def test_a_beginning_mark_is_there_once_if_the_caller_puts_one(tokenizer: Tokenizer) -> None:
+    for text in ("", "hello", " hello", "<s>", "[BOS] hello", "<s></s>[EOS]"):
+        assert tokenizer.bos_id not in tokenizer.encode(text)
+        assert tokenizer.bos_id not in tokenizer.encode_more(text)
+        assert [tokenizer.bos_id, *tokenizer.encode(text)].count(tokenizer.bos_id) == 1
+
+
+@pytest.mark.parametrize("name", ["small", "published", "demo"])
+@many
+@given(before=texts, text=texts)
+def test_a_text_that_continues_another_is_kept_as_it_is(
+    request: pytest.FixtureRequest, name: str, before: str, text: str
+) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(name)
+    first = tokenizer.encode(before) or tokenizer.encode("x")
+    ids = tokenizer.encode_more(text)
+    assert tokenizer.decode([*first, *ids]) == tokenizer.decode(first) + text.replace(
+        "\u2581", " "
+    )
+
+
+@pytest.mark.parametrize("name", ["small", "published", "demo"])
+@many
+@given(text=texts.filter(bool))
+def test_a_text_after_a_space_has_the_ids_that_it_has_at_the_beginning(
+    request: pytest.FixtureRequest, name: str, text: str
+) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(name)
+    assert tokenizer.encode_more(" " + text) == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("before", ["x", " ", "\n", "3", "<|separator|>", "曲", "\U0010ff00"])
+@pytest.mark.parametrize("text", [*TEXTS, "\n\n", "12", "\U0010ff00", "<|separator|>a"])
+def test_nothing_comes_between_two_texts(tokenizer: Tokenizer, before: str, text: str) -> None:
+    ids = [*tokenizer.encode(before), *tokenizer.encode_more(text)]
+    assert tokenizer.decode(ids) == before + text
+
+
+def test_nothing_more_has_no_ids(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode_more("") == []
+
+
+def test_pieces_of_private_characters_do_not_join_a_text_that_continues(tmp_path: Path) -> None:
+    (tmp_path / "m").write_bytes(small_model("\U0010ff00", "\U0010ff00a", "\U0010ff01 "))
+    tokenizer = Tokenizer(tmp_path / "m")
+    for text in ("a", " ", "ab", "\U0010ff00ab", "\U0010ff01 b", "\U0010ff02"):
+        ids = [*tokenizer.encode("x"), *tokenizer.encode_more(text)]
+        assert tokenizer.decode(ids) == "x" + text
+
+
+def test_a_file_with_every_private_character_is_refused(small_file: Path, tmp_path: Path) -> None:
+    every = "".join(map(chr, range(0x10FF00, 0x10FFFE))).encode()
+    # A field that the format does not know is passed over.
+    field = bytes([15 << 3 | 2, len(every) & 0x7F | 0x80, len(every) >> 7])
+    (tmp_path / "m").write_bytes(small_file.read_bytes() + field + every)
+    with pytest.raises(BundleError, match="holds every character from"):
+        Tokenizer(tmp_path / "m")
+
+
 @many
 @given(data=st.data())
 def test_a_stream_says_what_decoding_all_says(tokenizer: Tokenizer, data: st.DataObject) -> None:
@@ -210,6 +187,50 @@ def test_a_stream_continues_from_a_prompt(
     whole = tokenizer.decode([*prompt, *ids])
     assert whole.startswith(before)
     assert "".join(streamed(tokenizer, ids, prompt)) == whole[len(before) :]
+
+
+@fewer
+@given(data=st.data())
+def test_a_stream_after_a_prompt_is_the_rest_of_the_stream_of_both(
+    tokenizer: Tokenizer, data: st.DataObject
+) -> None:
+    prompt, ids = data.draw(some_ids(tokenizer)), data.draw(some_ids(tokenizer))
+    both = streamed(tokenizer, [*prompt, *ids])
+    assert streamed(tokenizer, ids, prompt) == both[len(prompt) :]
+
+
+@fewer
+@given(data=st.data())
+def test_a_stream_tells_which_tokens_a_text_is_of(
+    tokenizer: Tokenizer, data: st.DataObject
+) -> None:
+    ids = data.draw(some_ids(tokenizer))
+    stream = StreamDecoder(tokenizer)
+    begin, before = 0, ""
+    for pushed, token in enumerate([*ids, None], start=1):
+        for count, text in stream.settle(token):
+            assert tokenizer.decode(ids[: begin + count]) == before + text
+            if count > 1:  # only the bytes of a character are together
+                assert text.encode() == bytes(
+                    tokenizer.byte(part) or 0 for part in ids[begin : begin + count]
+                )
+            begin, before = begin + count, before + text
+        assert stream.waiting == min(pushed, len(ids)) - begin
+    assert begin == len(ids)
+
+
+def test_a_text_of_many_bytes_streams_without_a_broken_character(tokenizer: Tokenizer) -> None:
+    text = "日本語 👩‍👩‍👧 é"
+    ids = tokenizer.encode(text)
+    pieces = streamed(tokenizer, ids)
+    assert "".join(pieces) == text == tokenizer.decode(ids)
+    assert "\ufffd" not in "".join(pieces)
+    # Broken off anywhere, it is all that is whole; what was held back comes once, at the end.
+    for length in range(len(ids)):
+        *pieces, last = streamed(tokenizer, ids[:length])
+        assert text.startswith("".join(pieces))
+        assert set(last) <= {"\ufffd"}
+        assert "".join(pieces) + last == tokenizer.decode(ids[:length])
 
 
 def test_a_character_begun_in_the_prompt_is_given_out_whole(tokenizer: Tokenizer) -> None:
@@ -271,7 +292,10 @@ def test_a_push_decodes_a_bounded_window(small_file: Path, token: int | str) -> 
         token = tokenizer.encode(token)[-1]
     elif token > 3:
         (token,) = byte_ids(tokenizer, bytes([token]))
-    streamed(tokenizer, [token] * 500, prompt=[token] * 500)
+    stream = StreamDecoder(tokenizer, [token] * 500)
+    tokenizer.longest = 0
+    for _ in range(500):
+        stream.push(token)
     assert tokenizer.longest <= 5
 
 
@@ -295,6 +319,8 @@ def test_ids_outside_the_vocabulary_are_named_with_its_size(small: Tokenizer) ->
 def test_half_a_surrogate_pair_is_refused(small: Tokenizer) -> None:
     with pytest.raises(RequestError, match=r"U\+D83D at character 2"):
         small.encode("ab\ud83d")
+    with pytest.raises(RequestError, match=r"U\+D83D at character 2"):
+        small.encode_more("ab\ud83d")
 
 
 @pytest.mark.parametrize("content", [b"", b"{}\n", b"\x00" * 100, b"version https://git-lfs\n"])

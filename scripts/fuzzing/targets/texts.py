@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from export_grok.artifacts import TOKENIZER
 from export_grok.export.demo import DEMO_MODEL
+from export_grok.runtime.answer_text import AnswerText
 from export_grok.runtime.logits import read_tokens
 from export_grok.runtime.tokenizer import StreamDecoder, Tokenizer
 from scripts.fuzzing.edits import edited_bytes, odd_entry
@@ -19,6 +20,7 @@ from scripts.fuzzing.target import Target
 __all__ = ["TokenizerTarget", "TokensTarget"]
 
 TEXT = "In the beginning é 日本語 👩‍👩‍👧 \n  x"
+STOP = ("\n ", "語 👩")
 
 
 class TokenizerTarget(Target):
@@ -45,13 +47,21 @@ class TokenizerTarget(Target):
             odd_entry(files, random, str(self._outside))
 
     def read(self) -> str:
-        """Encode and decode a text, whole and as a stream."""
+        """Encode and decode a text, whole, as a stream and as an answer up to a stop string."""
         tokenizer = Tokenizer(self.folder / TOKENIZER)
         ids = tokenizer.encode(TEXT)
         for token in range(0, tokenizer.vocab_size, 97):
             tokenizer.byte_length(token)
         stream = StreamDecoder(tokenizer)
-        return tokenizer.decode(ids) + "".join(map(stream.push, ids)) + stream.finish()
+        said = tokenizer.decode(ids) + "".join(map(stream.push, ids)) + stream.finish()
+        answer, more = AnswerText(tokenizer, ids, STOP), tokenizer.encode_more(TEXT)
+        for token in more:
+            answer.push(token)
+        answer.finish()
+        assert not any(string in answer.text for string in STOP)
+        shown = tokenizer.decode([*ids, *more[: answer.whole]]) + answer.rest
+        assert shown == tokenizer.decode(ids) + answer.text
+        return said + answer.text
 
     def hold(self, said: str) -> None:
         """Nothing: another tokenizer gives another text."""
