@@ -20,11 +20,10 @@ from export_grok.errors import RequestError
 from export_grok.needs import Needs, OnNeeds
 from export_grok.progress import progress_bar
 from export_grok.runtime.decode import teacher_forced
-from export_grok.runtime.generate import tokenizer_of
 from export_grok.runtime.needs import session_needs
 from export_grok.runtime.open import open_session
 from export_grok.runtime.params import EvaluationOptions
-from export_grok.runtime.tokenizer import Tokenizer
+from export_grok.runtime.tokenizer import Tokenizer, tokenizer_of
 from export_grok.runtime.torch_needs import torch_needs
 
 __all__ = ["Evaluation", "Reading", "evaluate_bundle"]

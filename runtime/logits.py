@@ -15,7 +15,8 @@ from export_grok.files import atomic_file
 from export_grok.needs import Disk, Needs, OnNeeds
 from export_grok.progress import progress_bar
 from export_grok.regular_file import open_regular
-from export_grok.runtime.decode import CHUNK, check_decode_steps, teacher_forced
+from export_grok.runtime.batching.batch import CHUNK
+from export_grok.runtime.decode import check_decode_steps, teacher_forced
 from export_grok.runtime.needs import session_needs
 from export_grok.runtime.open import open_session
 

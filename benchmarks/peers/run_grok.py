@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from export_grok.artifacts import open_bundle
 from export_grok.engines.backend import open_session
 from export_grok.plugins.kernels import native_kernels
-from export_grok.runtime.decode import CHUNK
+from export_grok.runtime.batching.batch import CHUNK
 
 
 class Grok:

@@ -12,35 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from export_grok.config import GrokConfig
-from export_grok.engines.backend import Session, open_session
+from export_grok.engines.backend import RowSession, open_session
 from export_grok.errors import NumericsError, RequestError
-from export_grok.runtime.decode import Request, Step, decode, teacher_forced
+from export_grok.runtime.decode import Step, decode, teacher_forced
 from export_grok.runtime.logits import write_logits
 from export_grok.runtime.params import SamplingParams
-from export_grok.runtime.sampling import sample
+from export_grok.runtime.request import Request
+from export_grok.runtime.sampling.draw import sample
 from tests.bundles import BundleOf
 from tests.conftest import Golden, load_golden
 from tests.runtime.fake_session import FakeSession, logits_after
+from tests.runtime.small_model import SMALL
 
 TOLERANCE = 3e-4  # see tests/engines/ort/logits.py
 SAME = 1e-4
 
-SMALL = GrokConfig(
-    num_layers=1,
-    emb_size=16,
-    num_q_heads=1,
-    num_kv_heads=1,
-    key_size=2,
-    ffn_size=8,
-    vocab_size=12,
-    attn_output_multiplier=1.0,
-    embedding_multiplier_scale=1.0,
-    output_multiplier_scale=1.0,
-    row_parallel_scale_groups=1,
-)
-
-SessionOf = Callable[[str, int, int], Session]
+SessionOf = Callable[[str, int, int], RowSession]
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +35,7 @@ def opened(bundle_of: BundleOf) -> SessionOf:
     """Return the way to a session. It is shared: what its cache holds must not matter."""
 
     @functools.cache
-    def session(name: str, batch: int, max_length: int) -> Session:
+    def session(name: str, batch: int, max_length: int) -> RowSession:
         return open_session(bundle_of(name), batch=batch, max_length=max_length)
 
     return session
@@ -72,7 +59,7 @@ def answers(steps: Sequence[Step], rows: int) -> list[tuple[list[int], str | Non
     return list(zip(tokens, reasons, strict=True))
 
 
-def run(session: Session, requests: Sequence[Request], **options: Any) -> list[Any]:
+def run(session: RowSession, requests: Sequence[Request], **options: Any) -> list[Any]:
     return answers(list(decode(session, requests, **options)), len(requests))
 
 
@@ -204,17 +191,17 @@ def test_a_session_that_was_used_before_gives_the_same_answers() -> None:
 class FakeOffByOne(FakeSession):
     """A fake with a planted mistake: decoded tokens land one slot too early."""
 
-    def forward(self, tokens: Any, start: Any, last: Any) -> Any:
+    def forward(self, tokens: Any, start: Any, last: Any, rows: Any = None) -> Any:
         if tokens.shape[1] == 1:
             start = np.maximum(start - 1, 0)
-        return super().forward(tokens, start, last)
+        return super().forward(tokens, start, last, rows)
 
 
 class FakeNeighbour(FakeSession):
     """A fake with a planted mistake: the longest row's tokens reach into the others."""
 
-    def _write(self, tokens: Any, start: Any) -> None:
-        super()._write(tokens, start)
+    def _write(self, tokens: Any, start: Any, rows: Any) -> None:
+        super()._write(tokens, start, rows)
         self.cache[:, 0] = self.cache[0, 0]
 
 
