@@ -27,6 +27,7 @@ HEAVY = (
     "cuda",
     "nccl",
     "polygraphy",
+    "prometheus_client",
     "numpy",
     "ml_dtypes",
     "rich",
