@@ -16,6 +16,7 @@ import click
 from export_grok import __version__
 from export_grok.commands.bench import bench
 from export_grok.commands.build_engine import build_engine
+from export_grok.commands.chat import chat
 from export_grok.commands.check import check
 from export_grok.commands.demo_checkpoint import demo_checkpoint
 from export_grok.commands.doctor import doctor
@@ -135,6 +136,7 @@ for command in (
     export,
     build_engine,
     generate,
+    chat,
     logits,
     evaluate,
     verify,

@@ -26,6 +26,7 @@ __all__ = [
     "graph_options",
     "json_option",
     "layers_option",
+    "max_length_option",
     "plot_option",
     "threads_option",
     "tp_option",
@@ -85,6 +86,9 @@ tp_option = click.option(
     "--tp",
     type=click.IntRange(min=1),
     help="Ranks that share the work: taken from the bundle; given, it must be that.",
+)
+max_length_option = click.option(
+    "--max-length", type=int, help="Longest prompt and answer. [default: the model's]"
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 

@@ -1,17 +1,22 @@
 """What the tests of commands share: running one, and things to run it on."""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from export_grok.artifacts import Bundle
 from export_grok.cli import main
 from export_grok.config import GrokConfig
 from export_grok.export.demo import DEMO_MODEL
 from tests.bundles import BundleOf, bundle_of, checkpoint_copy, traced_once
+from tests.runtime.fake_session import FakeSession, LogitsOf
 
 __all__ = ["bundle_of", "traced_once"]
 
@@ -31,6 +36,8 @@ class Outcome:
 
 Run = Callable[..., Outcome]
 Refused = Callable[..., str]
+Answers = Callable[[LogitsOf], None]
+Fails = Callable[[Callable[[Sequence[int]], bool]], None]
 
 
 @pytest.fixture
@@ -112,3 +119,33 @@ def tokens(tmp_path: Path) -> Path:
     path = tmp_path / "tokens.npy"
     np.save(path, np.arange(10).reshape(2, 5) + 4)
     return path
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    """Return what has models answer by made-up logits."""
+
+    def answers(logits_of: LogitsOf) -> None:
+        @contextmanager
+        def open_fake(bundle: Bundle, *, batch: int, max_length: int, **_: Any) -> Iterator[Any]:
+            sizes = {"batch": batch, "max_length": max_length}
+            yield FakeSession(bundle.config, **sizes, logits_of=logits_of)
+
+        monkeypatch.setattr("export_grok.runtime.model.open_session", open_fake)
+
+    return answers
+
+
+@pytest.fixture
+def fails(answers: Answers) -> Fails:
+    """Return what has answers fail by the tokens so far; else they count through the ids."""
+
+    def fails(when: Callable[[Sequence[int]], bool]) -> None:
+        def logits_of(tokens: Sequence[int], vocabulary: int) -> NDArray[np.float32]:
+            logits = np.zeros(vocabulary, np.float32)
+            logits[5 + len(tokens)] = np.nan if when(tokens) else 1
+            return logits
+
+        answers(logits_of)
+
+    return fails

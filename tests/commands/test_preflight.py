@@ -56,7 +56,7 @@ COMPUTERS: dict[str, Arguments] = {
 }
 COMMANDS = WRITERS | COMPUTERS
 # Of other tests: what they write is theirs.
-ELSEWHERE = {"import", "check", "export-weights"}
+ELSEWHERE = {"import", "check", "export-weights", "chat"}
 
 
 @pytest.fixture

@@ -72,43 +72,6 @@ def test_an_engine_is_built_once(done: Run, checkpoint: Path, tmp_path: Path) ->
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == times
 
 
-def test_answers_go_to_stdout_and_the_rest_to_stderr(done: Run, demo: Path) -> None:
-    one = done("generate", demo, "--prompt", "The lamp", "--max-new-tokens", 5)
-    assert one.out.endswith("\n")
-    assert one.out.count("\n") == 1
-    assert one.err.startswith("5 tokens (length); ")
-    assert one.err.count("\n") == 1
-    two = done("generate", demo, "--prompt", "The lamp", "--prompt", "x", "--max-new-tokens", 5)
-    assert two.out.startswith(f"{one.out}\n")
-    assert two.out.count("\n") == 3
-    assert two.err.startswith("5 tokens (length), 5 tokens (length); ")
-
-
-def test_json_answers_are_one_object_a_prompt(done: Run, demo: Path) -> None:
-    options = ("--max-new-tokens", 6, "--temperature", 1, "--seed", 3)
-    prompts = ("The lamp", "été 灯")
-    plain = done("generate", demo, "--prompt", prompts[0], *options)
-    outcome = done(
-        "generate", demo, "--prompt", prompts[0], "--prompt", prompts[1], *options, "--json"
-    )
-    assert outcome.err == ""
-    answers = [json.loads(line) for line in outcome.out.splitlines()]
-    assert [answer["prompt"] for answer in answers] == list(prompts)
-    for answer in answers:
-        assert answer.keys() == {
-            "prompt",
-            "text",
-            "tokens",
-            "finish_reason",
-            "load_seconds",
-            "prefill_seconds",
-            "tokens_per_second",
-        }
-        assert answer["finish_reason"] in ("stop", "length")
-        assert len(answer["tokens"]) <= 6
-    assert answers[0]["text"] + "\n" == plain.out
-
-
 @pytest.mark.usefixtures("traced_once")
 def test_inspect_tells_a_checkpoint_graphs_and_a_bundle_apart(
     done: Run, demo: Path, checkpoint: Path, tmp_path: Path
