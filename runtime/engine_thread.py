@@ -5,9 +5,10 @@ that opened it, so one thread opens, runs and closes it.
 """
 
 import atexit
+import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from time import perf_counter
@@ -215,7 +216,9 @@ class EngineThread:
                 if self._closing:
                     return
                 new, self._new = self._new, []
-                cancelled = [self._works[handle] for handle in self._cancelled & set(self._works)]
+                cancelled = [
+                    self._works[handle] for handle in self._cancelled if handle in self._works
+                ]
                 self._cancelled = set()
             for work in new:
                 self._observer.submitted(work.handle.id, prompt_tokens=work.prompt_tokens)
@@ -224,17 +227,14 @@ class EngineThread:
             for work in cancelled:
                 batch.end(work.answer, "cancelled")
                 work.finish("cancelled", self._observer)
-            changed = [*cancelled]
-            if batch.idle:
+            if cancelled:
                 self._observer.changed(batch.load())
-            else:
-                changed += self._turn(batch)
-            self._tell(batch.load(), changed)
-            for work in changed:
-                work.publish()
+                self._tell(batch.load(), cancelled)
+            if not batch.idle:
+                self._tell(*self._turn(batch))
 
-    def _turn(self, batch: Batch) -> list[Work]:
-        """Return whose answers went on or ended."""
+    def _turn(self, batch: Batch) -> tuple[Load, list[Work]]:
+        """Return the load behind a turn, and whose answers went on or ended in it."""
         began = perf_counter()
         turn = batch.turn()
         changed = []
@@ -245,13 +245,14 @@ class EngineThread:
                 batch.end(work.answer, reason)
                 work.finish(reason, self._observer, error)
             changed.append(work)
+        load = batch.load()
         self._observer.stepped(
-            batch.load(),
+            load,
             seconds=perf_counter() - began,
             prefilled=turn.prefilled,
             decoded=turn.decoded,
         )
-        return changed
+        return load, changed
 
     def _taken(
         self, work: Work, token: Token
@@ -263,15 +264,16 @@ class EngineThread:
             return "error", error
         return token.finished, token.error
 
-    def _tell(self, load: Load, changed: list[Work] | None = None) -> None:
-        """Take note of the load, and of the answers that ended: their places are free."""
+    def _tell(self, load: Load, changed: Iterable[Work] = ()) -> None:
+        """Hand out what is new of answers; those that ended have given their places back."""
         with self._changed:
             self._load = load
-            for work in changed or []:
+            for work in changed:
                 if work.ended:
-                    self._works.pop(work.handle, None)
-                    self._by_answer.pop(work.answer, None)
+                    del self._works[work.handle], self._by_answer[work.answer]
             self._changed.notify_all()
+        for work in changed:
+            work.publish()
 
     def _end_all(self) -> None:
         with self._changed:
@@ -285,15 +287,17 @@ class EngineThread:
                 )
             self._changed.notify_all()
         for work in works:
-            if work in new:
-                self._observer.submitted(work.handle.id, prompt_tokens=work.prompt_tokens)
-            if failure is None:
-                work.finish("cancelled", self._observer)
-            else:
-                work.finish("error", self._observer, _told(failure))
+            # An observer that fails, maybe not for the first time, keeps nobody waiting.
+            with contextlib.suppress(Exception):
+                if work in new:
+                    self._observer.submitted(work.handle.id, prompt_tokens=work.prompt_tokens)
+                if not work.ended:
+                    error = None if failure is None else _told(failure)
+                    work.finish("error" if error else "cancelled", self._observer, error)
             work.publish()
         if self._load is not None:
-            self._observer.changed(self._load)
+            with contextlib.suppress(Exception):
+                self._observer.changed(self._load)
 
 
 def _told(failure: BaseException) -> ExportGrokError:

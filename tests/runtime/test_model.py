@@ -1,5 +1,6 @@
 """A model: prompts from any thread, pieces as they come, an end for each, whatever happens."""
 
+import contextlib
 import gc
 import shutil
 import threading
@@ -419,6 +420,30 @@ def test_an_error_that_nobody_foresaw_reaches_who_waits(
         with pytest.raises(ExportGrokError, match="ZeroDivisionError") as error:
             handle.result()
         assert isinstance(error.value.__cause__, ZeroDivisionError)
+
+
+class Failing(Observers):
+    """An observer that fails from some call on."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__(())
+        setattr(self, method, self.fail)
+
+    def fail(self, *_: Any, **__: Any) -> None:
+        raise ValueError("no more disk for logs")
+
+
+@pytest.mark.parametrize("method", ["submitted", "started", "token", "finished", "stepped"])
+def test_an_observer_that_fails_keeps_nobody_waiting(demo: Bundle, method: str) -> None:
+    with model_of(demo, session_of(demo), observers=[Failing(method)]) as model:
+        handles = [model.submit([5, 1], SHORT)]
+        with contextlib.suppress(ClosedError):
+            handles += [model.submit([5, n], SHORT) for n in (2, 3)]
+        for handle in handles:
+            with contextlib.suppress(ExportGrokError):
+                handle.result(timeout=20)
+        with pytest.raises(ClosedError, match="no more disk"):
+            model.submit([5])
 
 
 def test_a_session_that_does_not_open_is_told_and_leaves_no_thread(demo: Bundle) -> None:
