@@ -66,7 +66,13 @@ def test_commands_run_in_their_order(tmp_path: Path) -> None:
             if line[0] == "python":
                 line[0] = sys.executable
             done = subprocess.run(
-                line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+                line,
+                cwd=tmp_path,
+                env=environment,
+                stdin=subprocess.DEVNULL,  # the end of what a user types
+                capture_output=True,
+                text=True,
+                timeout=300,
             )
             assert (done.returncode != 0) == fails, f"{line}\n{done.stderr}"
 

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from export_grok.engines.pipeline import engine_from_source
 from export_grok.export import graph_folder
 from export_grok.export.demo import write_demo_checkpoint
 from export_grok.plugins.kernels import native_kernels
+from export_grok.runtime import GenerationParams, load
 from export_grok.runtime.decode import decode, teacher_forced
 from export_grok.runtime.open import open_session
 from export_grok.runtime.request import Request
@@ -125,3 +127,25 @@ def test_the_same_bundle_gives_the_same_bits_each_time(
         with open_session(bundle, batch=1, max_length=tokens.shape[1]) as session:
             runs.append(np.concatenate([*teacher_forced(session, tokens)], axis=1))
     assert runs[0].tobytes() == runs[1].tobytes()
+
+
+def test_a_model_of_ranks_answers_many_and_leaves_none_behind(
+    ranked_of: RankedOf, bundle_of: BundleOf, started: list[int]
+) -> None:
+    alone, together = bundle_of("demo"), ranked_of("demo", 2)
+    params = GenerationParams(max_new_tokens=12, ignore_eos=True)
+    beginning = "In the beginning God created the heaven and the earth, and the sea,"
+    texts = [beginning, f"{beginning} and", "The king", f"{beginning} and all"]
+    with load(alone.folder, batch=2) as model:
+        wanted = [model.generate(text, params)[0].tokens for text in texts]
+    with load(together.folder, batch=2) as model:
+        handles = [model.submit(text, params) for text in texts]
+        cancelled = model.submit("The words", params)
+        cancelled.cancel()
+        assert [handle.result().tokens for handle in handles] == wanted
+        assert cancelled.result().finish_reason == "cancelled"
+        talk = model.conversation()
+        talk.say("The lamp", params).result()
+        assert talk.say(" and", params).result().usage.cached_tokens > 0
+    assert len(started) == 2
+    assert not any(Path(f"/proc/{process}").exists() for process in started)
