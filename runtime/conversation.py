@@ -5,7 +5,7 @@ from typing import Protocol
 from export_grok.errors import RequestError
 from export_grok.runtime.handle import Handle, Result
 from export_grok.runtime.params import GenerationParams
-from export_grok.runtime.tokenizer import Tokenizer
+from export_grok.runtime.text.tokenizer import Tokenizer
 
 __all__ = ["Conversation"]
 

@@ -10,49 +10,18 @@ import dataclasses
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from time import perf_counter
 
 from export_grok.engines.backend import RowSession
-from export_grok.errors import BusyError, ClosedError, ExportGrokError, RequestError
+from export_grok.errors import BusyError, ClosedError, ExportGrokError
+from export_grok.runtime.admission import Limits
 from export_grok.runtime.batching.answer import Answer
 from export_grok.runtime.batching.batch import Batch, Token
 from export_grok.runtime.handle import Handle
 from export_grok.runtime.observer import FinishReason, Load, Observer
 from export_grok.runtime.work import Work
 
-__all__ = ["EngineThread", "Limits"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What may be under way at once.
-
-    Attributes:
-        chunk: tokens of prompts that go through the layers at once.
-        max_waiting: requests that may wait for a row.
-        max_waiting_tokens: tokens of their prompts; any number by default.
-
-    Raises:
-        RequestError: a limit is below what lets one request through.
-    """
-
-    chunk: int
-    max_waiting: int
-    max_waiting_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        faults = []
-        if self.chunk < 1:
-            faults.append(f"chunk is {self.chunk}; it must be 1 or more")
-        if self.max_waiting < 0:
-            faults.append(f"max_waiting is {self.max_waiting}; it must be 0 or more")
-        if self.max_waiting_tokens is not None and self.max_waiting_tokens < 1:
-            faults.append(
-                f"max_waiting_tokens is {self.max_waiting_tokens}; it must be 1 or more, or None"
-            )
-        if faults:
-            raise RequestError("; ".join(faults))
+__all__ = ["EngineThread"]
 
 
 class EngineThread:
@@ -60,7 +29,6 @@ class EngineThread:
 
     Args:
         open_session: opens the session; it is called, and closed, in this thread.
-        batch: rows that the session will have.
         limits: of what may be under way.
         observer: of everything.
 
@@ -72,12 +40,10 @@ class EngineThread:
         self,
         open_session: Callable[[], AbstractContextManager[RowSession]],
         *,
-        batch: int,
         limits: Limits,
         observer: Observer,
     ) -> None:
         self._open_session = open_session
-        self._batch = batch
         self._limits = limits
         self._observer = observer
         self._changed = threading.Condition()
@@ -118,10 +84,10 @@ class EngineThread:
         """
         with self._changed:
             if wait:
-                self._changed.wait_for(lambda: self._ended or self._room(work), timeout)
+                self._changed.wait_for(lambda: self._ended or not self._refusal(work), timeout)
             self._check_open()
-            if not self._room(work):
-                raise self._busy(work)
+            if refusal := self._refusal(work):
+                raise refusal
             self._works[work.handle] = work
             self._new.append(work)
             self._changed.notify_all()
@@ -164,30 +130,9 @@ class EngineThread:
         if self._closing:
             raise ClosedError("the model is closed; load it again")
 
-    def _waiting(self) -> list[Work]:
-        """Return what there is no row for: who came first has one, or gets it in the next turn."""
-        return list(self._works.values())[self._batch :]
-
-    def _room(self, work: Work) -> bool:
-        """Whether a row is left for a request, or a place among those that wait."""
-        if len(self._works) < self._batch:
-            return True
-        if len(self._works) >= self._batch + self._limits.max_waiting:
-            return False
-        most = self._limits.max_waiting_tokens
-        waiting = sum(other.prompt_tokens for other in self._waiting())
-        return most is None or waiting + work.prompt_tokens <= most
-
-    def _busy(self, work: Work) -> BusyError:
-        waiting = self._waiting()
-        tokens = sum(other.prompt_tokens for other in waiting)
-        most = self._limits.max_waiting_tokens
-        return BusyError(
-            f"{len(waiting)} requests with {tokens} tokens wait for {self._batch} rows, and one "
-            f"of {work.prompt_tokens} tokens more is too much: {self._limits.max_waiting} may wait"
-            + ("" if most is None else f", of {most} tokens together")
-            + "; submit it later, or with wait=True"
-        )
+    def _refusal(self, work: Work) -> BusyError | None:
+        prompts = [other.prompt_tokens for other in self._works.values()]
+        return self._limits.refusal(prompts, work.prompt_tokens)
 
     # What follows runs in the thread.
 

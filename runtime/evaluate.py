@@ -23,7 +23,7 @@ from export_grok.runtime.decode import teacher_forced
 from export_grok.runtime.needs import session_needs
 from export_grok.runtime.open import open_session
 from export_grok.runtime.params import EvaluationOptions
-from export_grok.runtime.tokenizer import Tokenizer, tokenizer_of
+from export_grok.runtime.text.tokenizer import Tokenizer, tokenizer_of
 from export_grok.runtime.torch_needs import torch_needs
 
 __all__ = ["Evaluation", "Reading", "evaluate_bundle"]

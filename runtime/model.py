@@ -12,17 +12,18 @@ from export_grok.engines.arguments import check_vocabulary
 from export_grok.engines.demand import Demand
 from export_grok.errors import BundleError, ExportGrokError, RequestError
 from export_grok.needs import OnNeeds
+from export_grok.runtime.admission import Limits
 from export_grok.runtime.batching.answer import Answer
 from export_grok.runtime.batching.batch import CHUNK
 from export_grok.runtime.conversation import Conversation
-from export_grok.runtime.engine_thread import EngineThread, Limits
+from export_grok.runtime.engine_thread import EngineThread
 from export_grok.runtime.handle import Handle, Piece, Result
 from export_grok.runtime.needs import session_needs
 from export_grok.runtime.observer import Load, Observer, Observers, Usage
 from export_grok.runtime.open import open_session
 from export_grok.runtime.params import GenerationParams
 from export_grok.runtime.request import Request, check_room
-from export_grok.runtime.tokenizer import Tokenizer, tokenizer_of
+from export_grok.runtime.text.tokenizer import Tokenizer, tokenizer_of
 from export_grok.runtime.work import Work
 
 __all__ = ["Model", "Prompt", "load"]
@@ -77,14 +78,14 @@ def load(
     """
     bundle = open_bundle(Path(folder), kind="engine", weights_root=weights_root)
     tokenizer = tokenizer_of(bundle) if bundle.tokenizer is not None else None
-    limits = Limits(chunk=chunk, max_waiting=max_waiting, max_waiting_tokens=max_waiting_tokens)
     longest = bundle.sizes.get("max_length", bundle.config.sequence_len)
     length = longest if max_length is None else max_length
     rows = bundle.sizes.get("batch", BATCH) if batch is None else batch
     if not 1 < length <= longest:
         raise RequestError(f"max_length is {length}; this model takes 2 to {longest} tokens")
-    if rows < 1:
-        raise RequestError(f"batch is {rows}; it must be 1 or more")
+    limits = Limits(
+        batch=rows, chunk=chunk, max_waiting=max_waiting, max_waiting_tokens=max_waiting_tokens
+    )
     if demand is None:
         share = max(1, chunk // rows)  # a chunk is of all rows together
         demand = Demand(
@@ -100,7 +101,6 @@ def load(
             threads=threads,
             tensor_parallel=tensor_parallel,
         ),
-        batch=rows,
         limits=limits,
         observer=observer,
     )

@@ -12,7 +12,7 @@ from export_grok.runtime.batching.batch import CHUNK
 from export_grok.runtime.model import Model, load
 from export_grok.runtime.params import GenerationParams
 from export_grok.runtime.request import Request, check_room
-from export_grok.runtime.tokenizer import Tokenizer, tokenizer_of
+from export_grok.runtime.text.tokenizer import Tokenizer, tokenizer_of
 
 __all__ = ["ModelToLoad", "Reach"]
 

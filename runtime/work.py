@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from export_grok.errors import ExportGrokError
-from export_grok.runtime.answer_text import AnswerText
 from export_grok.runtime.batching.answer import Answer
 from export_grok.runtime.batching.batch import Token
 from export_grok.runtime.handle import Handle, Piece, Result
 from export_grok.runtime.observer import FinishReason, Observer, Usage
 from export_grok.runtime.sampling.logprobs import TokenLogprobs
-from export_grok.runtime.tokenizer import Tokenizer
+from export_grok.runtime.text.answer_text import AnswerText
+from export_grok.runtime.text.tokenizer import Tokenizer
 
 __all__ = ["Work"]
 

@@ -13,7 +13,7 @@ from export_grok.export.safetensors_header import read_store_header
 from export_grok.files import fingerprint, read_json
 from export_grok.regular_file import open_regular, read_regular
 from export_grok.runtime.logits import read_tokens
-from export_grok.runtime.tokenizer import Tokenizer
+from export_grok.runtime.text.tokenizer import Tokenizer
 from export_grok.weights import Weight, WeightReader
 
 # What somebody may put where a file is expected, in a folder or an archive.

@@ -8,7 +8,7 @@ import numpy as np
 
 from export_grok.artifacts import Bundle
 from export_grok.errors import RequestError
-from export_grok.runtime.tokenizer import tokenizer_of
+from export_grok.runtime.text.tokenizer import tokenizer_of
 
 __all__ = ["TEXT", "Rows", "batch_of", "lengths_of", "rows_of"]
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from export_grok.artifacts import open_bundle
 from export_grok.runtime import GenerationParams, load
-from export_grok.runtime.tokenizer import tokenizer_of
+from export_grok.runtime.text.tokenizer import tokenizer_of
 from tests.commands.conftest import Answers, Fails, Outcome, Refused, Run
 from tests.commands.test_processes import ENVIRONMENT, PROGRAM
 

@@ -29,7 +29,7 @@ from export_grok.export.load import model_from_index
 from export_grok.export.model import Routing
 from export_grok.plugins.int8_linear.reference import dequantise
 from export_grok.plugins.softcap_attention.reference import attend
-from export_grok.runtime.tokenizer import Tokenizer
+from export_grok.runtime.text.tokenizer import Tokenizer
 
 SMALL = GrokConfig(
     num_layers=2,

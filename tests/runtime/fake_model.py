@@ -7,11 +7,12 @@ from typing import Any
 
 from export_grok.artifacts import Bundle
 from export_grok.engines.backend import RowSession
+from export_grok.runtime.admission import Limits
 from export_grok.runtime.batching.batch import CHUNK
-from export_grok.runtime.engine_thread import EngineThread, Limits
+from export_grok.runtime.engine_thread import EngineThread
 from export_grok.runtime.model import Model
 from export_grok.runtime.observer import Observer, Observers
-from export_grok.runtime.tokenizer import tokenizer_of
+from export_grok.runtime.text.tokenizer import tokenizer_of
 from tests.runtime.fake_session import FakeSession
 
 __all__ = ["StoppedSession", "model_of", "session_of"]
@@ -71,8 +72,12 @@ def model_of(
     observer = Observers(observers)
     engine = EngineThread(
         opened,
-        batch=session.batch,
-        limits=Limits(chunk=chunk, max_waiting=max_waiting, max_waiting_tokens=max_waiting_tokens),
+        limits=Limits(
+            batch=session.batch,
+            chunk=chunk,
+            max_waiting=max_waiting,
+            max_waiting_tokens=max_waiting_tokens,
+        ),
         observer=observer,
     )
     return Model(

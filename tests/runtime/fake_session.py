@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from export_grok.config import GrokConfig
 
-__all__ = ["FakeSession", "logits_after"]
+__all__ = ["FakeSession", "LogitsOf", "broken_after", "logits_after"]
 
 EMPTY = -1
 
@@ -18,6 +18,18 @@ def logits_after(tokens: Sequence[int], vocabulary: int) -> NDArray[np.float32]:
     """Return logits that differ with every change of any token, and of their number."""
     seed = [token + 1 for token in tokens]
     return np.random.default_rng(seed).standard_normal(vocabulary).astype(np.float32)
+
+
+def broken_after(length: int, begins: int, value: float = np.nan) -> LogitsOf:
+    """Return logits with one `value` where a text that begins so has so many tokens, or more."""
+
+    def logits_of(tokens: Sequence[int], vocabulary: int) -> NDArray[np.float32]:
+        logits = logits_after(tokens, vocabulary)
+        if tokens[0] == begins and len(tokens) >= length:
+            logits[3] = value
+        return logits
+
+    return logits_of
 
 
 class FakeSession:

@@ -21,7 +21,7 @@ from export_grok.runtime.request import Request
 from export_grok.runtime.sampling.draw import sample
 from tests.bundles import BundleOf
 from tests.conftest import Golden, load_golden
-from tests.runtime.fake_session import FakeSession, logits_after
+from tests.runtime.fake_session import FakeSession, broken_after, logits_after
 from tests.runtime.small_model import SMALL
 
 TOLERANCE = 3e-4  # see tests/engines/ort/logits.py
@@ -296,21 +296,9 @@ def test_a_stop_token_as_the_first_ends_an_empty_answer() -> None:
 # Values that are no numbers.
 
 
-def broken_after(length: int, value: float, begins: int) -> Any:
-    """Return logits with `value` for the row whose prompt begins so, at one length."""
-
-    def logits_of(tokens: Sequence[int], vocabulary: int) -> NDArray[np.float32]:
-        logits = logits_after(tokens, vocabulary)
-        if tokens[0] == begins and len(tokens) >= length:
-            logits[3] = value
-        return logits
-
-    return logits_of
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_logits_that_are_no_numbers_stop_with_row_and_step(value: float) -> None:
-    session = fake(2, 12, logits_of=broken_after(5, value, begins=2))
+    session = fake(2, 12, logits_of=broken_after(5, begins=2, value=value))
     requests = [Request(prompt=(1,), max_new_tokens=7), Request(prompt=(2, 3, 4))]
     steps = decode(session, requests)
     good = [next(steps) for _ in range(4)]
@@ -320,20 +308,20 @@ def test_logits_that_are_no_numbers_stop_with_row_and_step(value: float) -> None
 
 
 def test_the_row_is_named_as_the_caller_counts_even_if_others_have_finished() -> None:
-    session = fake(2, 12, logits_of=broken_after(5, np.nan, begins=2))
+    session = fake(2, 12, logits_of=broken_after(5, begins=2))
     requests = [Request(prompt=(1,), max_new_tokens=1), Request(prompt=(2, 3, 4))]
     with pytest.raises(NumericsError, match="row 1, step 2"):
         list(decode(session, requests))
 
 
 def test_a_finished_row_without_numbers_does_not_disturb_the_others() -> None:
-    session = fake(2, 12, logits_of=broken_after(4, np.nan, begins=1))
+    session = fake(2, 12, logits_of=broken_after(4, begins=1))
     requests = [Request(prompt=(1, 3, 5), max_new_tokens=1), Request(prompt=(2, 3, 4))]
     assert run(session, requests) == [expected(request, 12) for request in requests]
 
 
 def test_forced_logits_that_are_no_numbers_stop_with_their_position() -> None:
-    session = fake(2, 12, logits_of=broken_after(5, np.nan, begins=2))
+    session = fake(2, 12, logits_of=broken_after(5, begins=2))
     tokens = np.array([[1, 2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7]])
     for steps in (0, 1, 6):
         with pytest.raises(NumericsError, match="row 1 at position 4"):

@@ -13,7 +13,7 @@ from export_grok.export.kv_cache import KVCache
 from export_grok.export.load import model_from_index
 from export_grok.runtime.evaluate import Evaluation, evaluate_bundle
 from export_grok.runtime.params import EvaluationOptions
-from export_grok.runtime.tokenizer import tokenizer_of
+from export_grok.runtime.text.tokenizer import tokenizer_of
 from tests.bundles import BundleOf
 
 WINDOW = 16

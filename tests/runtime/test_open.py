@@ -11,7 +11,7 @@ from export_grok.config import EngineOptions
 from export_grok.engines.pipeline import engine_from_source
 from export_grok.errors import BundleError
 from export_grok.runtime import GenerationParams, load
-from export_grok.runtime.tokenizer import tokenizer_of
+from export_grok.runtime.text.tokenizer import tokenizer_of
 from tests.bundles import BundleOf, checkpoint_copy
 
 SHORT = GenerationParams(max_new_tokens=4)

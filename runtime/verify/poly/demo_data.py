@@ -23,7 +23,7 @@ from export_grok.engines.probe import GraphName
 from export_grok.export.checkpoint import open_weights
 from export_grok.export.demo import DEMO_MODEL
 from export_grok.optional import require
-from export_grok.runtime.tokenizer import Tokenizer
+from export_grok.runtime.text.tokenizer import Tokenizer
 from export_grok.runtime.verify.rows import TEXT, lengths_of
 from export_grok.runtime.verify.steps import Step, faint, steps_of
 

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from export_grok.artifacts import TOKENIZER
 from export_grok.export.demo import DEMO_MODEL
-from export_grok.runtime.answer_text import AnswerText
 from export_grok.runtime.logits import read_tokens
-from export_grok.runtime.tokenizer import StreamDecoder, Tokenizer
+from export_grok.runtime.text.answer_text import AnswerText
+from export_grok.runtime.text.stream_decoder import StreamDecoder
+from export_grok.runtime.text.tokenizer import Tokenizer
 from scripts.fuzzing.edits import edited_bytes, odd_entry
 from scripts.fuzzing.files import Files, Placed
 from scripts.fuzzing.target import Target

@@ -1,13 +1,11 @@
 """The loop: an answer is what its request gives alone, whoever comes and goes beside it."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from export_grok.errors import NumericsError
 from export_grok.runtime.batching.answer import Answer
@@ -16,7 +14,7 @@ from export_grok.runtime.params import SamplingParams
 from export_grok.runtime.request import Request
 from export_grok.runtime.sampling.adjust import adjusted
 from export_grok.runtime.sampling.draw import sample
-from tests.runtime.fake_session import FakeSession, logits_after
+from tests.runtime.fake_session import FakeSession, broken_after, logits_after
 from tests.runtime.small_model import SMALL
 
 LENGTH = 40
@@ -220,16 +218,6 @@ def test_an_answer_is_continued_in_its_row() -> None:
     assert second.cached == 6  # all but the last token, which nobody had fed
     assert session.copies == []
     assert answer_of(second) == alone(second.request)
-
-
-def broken_after(length: int, begins: int) -> Any:
-    def logits_of(tokens: Sequence[int], vocabulary: int) -> NDArray[np.float32]:
-        logits = logits_after(tokens, vocabulary)
-        if tokens[0] == begins and len(tokens) >= length:
-            logits[3] = np.nan
-        return logits
-
-    return logits_of
 
 
 def test_an_answer_without_numbers_ends_and_the_others_go_on() -> None:

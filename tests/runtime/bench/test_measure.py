@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from export_grok.config import GrokConfig
 from export_grok.errors import RequestError
 from export_grok.runtime.bench import rounds as bench_rounds
 from export_grok.runtime.bench.ceiling import Reading
@@ -20,21 +19,9 @@ from export_grok.runtime.bench.result import Measurement, Sample, Spread
 from export_grok.runtime.bench.rounds import Rounds
 from export_grok.runtime.bench.traffic import Traffic
 from tests.runtime.fake_session import FakeSession
+from tests.runtime.small_model import SMALL
 
-CONFIG = GrokConfig(
-    num_layers=1,
-    emb_size=16,
-    num_q_heads=1,
-    num_kv_heads=1,
-    key_size=2,
-    ffn_size=8,
-    vocab_size=12,
-    sequence_len=40,
-    attn_output_multiplier=1.0,
-    embedding_multiplier_scale=1.0,
-    output_multiplier_scale=1.0,
-    row_parallel_scale_groups=1,
-)
+CONFIG = dataclasses.replace(SMALL, sequence_len=40)
 OPTIONS = BenchOptions(
     prompt_tokens=(5, 9), context=(3, 7), batch=(1, 2), rounds=3, decode_tokens=4
 )

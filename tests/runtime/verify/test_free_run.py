@@ -11,30 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from export_grok.config import GrokConfig
 from export_grok.runtime.verify.free_run import Heard, judge, lead, listen
 from export_grok.runtime.verify.result import FreeRun
 from export_grok.runtime.verify.steps import Step, steps_of
 from export_grok.runtime.verify.tolerances import BFLOAT16_FACTOR
 from tests.runtime.fake_session import FakeSession, logits_after
+from tests.runtime.small_model import SMALL
 
 Floats = NDArray[np.float32]
 Wide = NDArray[np.float64]
 
-VOCABULARY = 12
-SMALL = GrokConfig(
-    num_layers=1,
-    emb_size=16,
-    num_q_heads=1,
-    num_kv_heads=1,
-    key_size=2,
-    ffn_size=8,
-    vocab_size=VOCABULARY,
-    attn_output_multiplier=1.0,
-    embedding_multiplier_scale=1.0,
-    output_multiplier_scale=1.0,
-    row_parallel_scale_groups=1,
-)
+VOCABULARY = SMALL.vocab_size
 TOLERANCE = 1e-3
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from export_grok.artifacts import Bundle
 from export_grok.errors import BundleError, RequestError
 from export_grok.export.demo import DEMO_MODEL
-from export_grok.runtime.tokenizer import Tokenizer
+from export_grok.runtime.text.tokenizer import Tokenizer
 from export_grok.runtime.verify.rows import TEXT, rows_of
 from tests.conftest import load_golden
 from tests.runtime.verify.bundles import bundle_with

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from export_grok.errors import RequestError
-from export_grok.runtime.answer_text import AnswerText
-from export_grok.runtime.tokenizer import Tokenizer
-from tests.runtime.tokenizers import byte_ids, fewer, some_ids, streamed, texts
+from export_grok.runtime.text.answer_text import AnswerText
+from export_grok.runtime.text.tokenizer import Tokenizer
+from tests.runtime.text.tokenizers import byte_ids, fewer, some_ids, streamed, texts
 
 
 def stops_in(text: str) -> st.SearchStrategy[list[str]]:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from export_grok.errors import RequestError
-from export_grok.runtime.stop_strings import StopStrings
+from export_grok.runtime.text.stop_strings import StopStrings
 
 # Few letters, so that strings overlap, contain and begin one another.
 words = st.lists(st.text("ab", min_size=1, max_size=5) | st.text("abc", min_size=1), max_size=5)

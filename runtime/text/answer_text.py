@@ -3,8 +3,9 @@
 from collections import deque
 from collections.abc import Sequence
 
-from export_grok.runtime.stop_strings import StopStrings
-from export_grok.runtime.tokenizer import StreamDecoder, Tokenizer
+from export_grok.runtime.text.stop_strings import StopStrings
+from export_grok.runtime.text.stream_decoder import StreamDecoder
+from export_grok.runtime.text.tokenizer import Tokenizer
 
 __all__ = ["AnswerText"]
 

@@ -12,7 +12,8 @@ import sentencepiece
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from export_grok.runtime.tokenizer import StreamDecoder, Tokenizer
+from export_grok.runtime.text.stream_decoder import StreamDecoder
+from export_grok.runtime.text.tokenizer import Tokenizer
 
 __all__ = [
     "DEMO",
@@ -31,8 +32,8 @@ __all__ = [
     "tokenizer",
 ]
 
-DATA = Path(__file__).resolve().parents[1] / "data"
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
+DATA = ROOT / "tests" / "data"
 DEMO = ROOT / "export" / "demo_model" / "tokenizer.model"
 PUBLISHED = ROOT.parent / "shared" / "fixtures" / "tokenizer.model"
 
