@@ -43,6 +43,7 @@ COUNT = click.IntRange(min=0)
 @click.option("--full", type=COUNT, default=20, help="Moments to fill the disk at.")
 @click.option("--seed", type=int, help="Of all chance; another in each run by default.")
 @click.option("--traces", type=FOLDER, help="Folder of traces to take and to leave.")
+@click.option("--bundle", type=FOLDER, help="That answers requests; the demo's by default.")
 @click.option("--json", "json_file", type=FOLDER, help="File for all figures.")
 def main(
     checkpoint: Path,
@@ -54,6 +55,7 @@ def main(
     full: int,
     seed: int | None,
     traces: Path | None,
+    bundle: Path | None,
     json_file: Path | None,
 ) -> None:
     """Kill commands while they write, and look at what they leave behind."""
@@ -66,7 +68,8 @@ def main(
         for name in names or WORKS:
             random = Random(f"{seed} {name}")
             (scratch / name).mkdir()
-            trial = Trial(made(name, checkpoint.resolve(), scratch), scratch / name)
+            work = made(name, checkpoint.resolve(), scratch, bundle and bundle.resolve())
+            trial = Trial(work, scratch / name)
             broken = Broken()
             begun = time.monotonic()
             counts = (None, None) if every else (kills, full)

@@ -15,8 +15,10 @@ from export_grok.config import HeadDtype
 from export_grok.export.contract import GRAPH_KINDS
 from export_grok.export.graphs import write_graph
 from scripts.killing.works import WORKS, trace_file
-from tests.bundles import traced
+from tests.bundles import BundleOf, bundle_of, traced
 from tests.conftest import DATA, load_golden
+
+__all__ = ["bundle_of"]
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork and SIGKILL")
 
@@ -24,6 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CHECKPOINT = DATA / "tiny"
 BUNDLES = ["build", "ranks", "overwrite"]
 STORES = ["import", "import-overwrite", "import-foreign"]
+ANSWERS = ["answers", "answers-overwrite"]
+NOT_DONE = ("refused", "as before")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +59,7 @@ def kill(works: list[str], folder: Path, *options: object) -> dict[str, Any]:
     assert done.returncode == 0, done.stdout + done.stderr
     told: dict[str, Any] = json.loads((folder / "told.json").read_text())["works"]
     assert not any(one["faults"] for one in told.values())
-    assert sum(one["outcomes"].get("refused", 0) for one in told.values()) > 0
+    assert sum(one["outcomes"].get(what, 0) for one in told.values() for what in NOT_DONE) > 0
     return told
 
 
@@ -80,11 +84,21 @@ def test_a_killed_import_leaves_what_is_refused_or_right_and_the_next_finishes_i
     check_killed(kill(STORES, tmp_path, *times), 69)
 
 
+def test_a_killed_file_of_requests_keeps_its_answers_and_the_next_run_makes_the_others(
+    bundle_of: BundleOf, tmp_path: Path
+) -> None:
+    times = ("--kills", 5, "--timed", 1, "--chains", 1, "--full", 3)
+    check_killed(kill(ANSWERS, tmp_path, "--bundle", bundle_of("demo").folder, *times), 14)
+
+
 def test_every_command_is_killed() -> None:
-    assert sorted([*BUNDLES, *STORES]) == sorted(WORKS)
+    assert sorted([*BUNDLES, *STORES, *ANSWERS]) == sorted(WORKS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("work", WORKS)
-def test_so_it_is_at_every_moment(work: str, traces: Path, tmp_path: Path) -> None:
-    kill([work], tmp_path, "--traces", traces, "--every", "--timed", 100, "--chains", 50)
+def test_so_it_is_at_every_moment(
+    work: str, traces: Path, bundle_of: BundleOf, tmp_path: Path
+) -> None:
+    given = ("--traces", traces, "--bundle", bundle_of("demo").folder)
+    kill([work], tmp_path, *given, "--every", "--timed", 100, "--chains", 50)

@@ -4,6 +4,7 @@ import codecs
 import dataclasses
 import difflib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +21,12 @@ __all__ = ["LineRequest", "Requests"]
 PARAMETERS = tuple(field.name for field in dataclasses.fields(GenerationParams))
 FIELDS = ("id", "prompt", "tokens", *PARAMETERS)
 
-# Lines with faults that one message names; of the others it gives the number.
+# Lines with faults that one message names, and unknown fields of a line; of the others it gives
+# the number.
 NAMED = 100
+NAMED_FIELDS = 10
+# Characters that it has for one line: what is wrong may be a value of megabytes.
+MOST_SAID = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +81,7 @@ class Requests:
                 except RequestError as error:
                     wrong += 1
                     if wrong <= NAMED:
-                        faults.append(f"line {number}: {error}")
+                        faults.append(f"line {number}: {_cut(str(error))}")
         if wrong > NAMED:
             faults.append(f"and {wrong - NAMED} more")
         if faults:
@@ -103,7 +108,10 @@ class Requests:
 
     def _read(self, number: int, line: bytes) -> LineRequest:
         values = _object(number, line)
-        faults = [_unknown(key) for key in values if key not in FIELDS]
+        unknown = [key for key in values if key not in FIELDS]
+        faults = list(map(_unknown, unknown[:NAMED_FIELDS]))
+        if len(unknown) > NAMED_FIELDS:
+            faults.append(f"{len(unknown) - NAMED_FIELDS} more unknown fields")
         tokens = self._collected(faults, lambda: self._tokens(values)) or ()
         name = self._collected(faults, lambda: _id(values))
         params = self._collected(faults, lambda: self._params(number, values))
@@ -159,9 +167,15 @@ def _object(number: int, line: bytes) -> dict[str, Any]:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        twice = next(key for key in values if [name for name, _ in pairs].count(key) > 1)
-        raise ValueError(f"{twice!r} stands there twice")
+        counts = Counter(name for name, _ in pairs)
+        raise ValueError(f"{counts.most_common(1)[0][0]!r:.40} stands there twice")
     return values
+
+
+def _cut(said: str) -> str:
+    """Return it, if it is too long its ends: behind a value stands what would be right."""
+    half = MOST_SAID // 2
+    return said if len(said) <= MOST_SAID else f"{said[:half]} ... {said[-half:]}"
 
 
 def _unknown(key: str) -> str:

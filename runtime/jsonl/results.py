@@ -42,6 +42,8 @@ class Results:
         self._keys = keys
         self._places = array.array("q", [-1]) * (keys.last + 1)
         self._failed: set[int] = set()
+        self._in_order = True
+        self._last = 0  # line of the answer that came last
         self._end = 0  # of the last whole line
         self._size = 0  # of the file when it was last seen
         self._file: IO[bytes] | None = None
@@ -55,8 +57,18 @@ class Results:
 
     @property
     def whole(self) -> bool:
-        """Whether all requests are answered, and nothing else is in the file."""
-        return self.answers == self._keys.requests and not self.others and self._size == self._end
+        """Whether all requests are answered in their order, and nothing else is in the file."""
+        return (
+            self.answers == self._keys.requests
+            and self._in_order
+            and not self.others
+            and self._size == self._end
+        )
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing in the file, not even a part of a line."""
+        return not self._size
 
     def has(self, number: int) -> bool:
         """Return whether the request of a line is answered."""
@@ -124,9 +136,9 @@ class Results:
         record = {"line": record["line"], **record, "key": key.hex()}
         line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
         with output_errors(self.path):
-            written = self._file.write(line) or 0
+            written = 0
             while written < len(line):
-                written += self._file.write(line[written:]) or 0
+                written += os.write(self._file.fileno(), line[written:])
             if time.monotonic() >= self._flushed + FLUSH_SECONDS:
                 os.fsync(self._file.fileno())
                 self._flushed = time.monotonic()
@@ -148,7 +160,7 @@ class Results:
 
     def _take(self, line: bytes, place: int) -> None:
         try:
-            record = json.loads(line)
+            record = json.loads(line.decode())  # of bytes it would take UTF-16 too
             number, key = record["line"], record["key"]
             ours = type(number) is int and self._keys.get(number) == bytes.fromhex(key)
         except (KeyError, RecursionError, TypeError, ValueError):
@@ -162,6 +174,7 @@ class Results:
         number = record["line"]
         self.answers += not self.has(number)
         self._places[number] = place
+        self._in_order, self._last = self._in_order and number > self._last, number
         if "error" in record:
             self._failed.add(number)
 

@@ -90,6 +90,9 @@ def answer_file(
         ExportGrokError: the engine failed; what was answered is kept.
     """
     with open_source(requests, out.parent) as source:
+        for path in (out, part_of(out)):
+            if source.lies_at(path):
+                raise OutputError(f"{path} is the file of requests itself; choose another --out")
         keys = Keys(basis_of(model, defaults))
         lines = Requests(source, model, defaults)
         reach = lines.check(keys)
@@ -97,7 +100,7 @@ def answer_file(
         found, missing = results.answers, keys.requests - results.answers
         if results.path == out:
             on_needs(Needs())
-            _remove_left(part_of(out), keys)
+            _remove_left(part_of(out), keys, out)
             return Answered(answers=found, found=found, errors=results.errors)
         if missing:
             rows = model.batch(batch, missing)
@@ -126,7 +129,7 @@ def _found(out: Path, keys: Keys, *, overwrite: bool) -> Results:
     done.read()
     if done.whole and (done.answers or out.exists()):
         return done
-    if (done.answers or done.others) and not overwrite:
+    if not done.empty and not overwrite:
         raise OutputError(
             f"{out} holds something else than the answers to these requests with these options; "
             "replace it with --overwrite, or choose another --out"
@@ -140,11 +143,11 @@ def _found(out: Path, keys: Keys, *, overwrite: bool) -> Results:
     return part
 
 
-def _remove_left(part: Path, keys: Keys) -> None:
+def _remove_left(part: Path, keys: Keys, out: Path) -> None:
     """Remove what a run left that was killed between its last two steps."""
     left = Results(part, keys)
     left.read()
-    if left.answers:
+    if left.answers and not part.samefile(out):  # one may be a link to the other
         with output_errors(part):
             part.unlink()
 

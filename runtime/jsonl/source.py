@@ -57,6 +57,13 @@ class Source:
             if line := line.strip():
                 yield number, line
 
+    def lies_at(self, path: Path) -> bool:
+        """Return whether a path leads to this very file, by whatever name or link."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), path.stat())
+        except OSError:
+            return False
+
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
         try:

@@ -55,6 +55,7 @@ class Moments:
         self._lock = threading.Lock()
         self._wrap(os, "pwrite", lambda file, data, at: (data, lambda part: (file, part, at)))
         self._wrap(files._Output, "write", lambda file, data: (data, lambda part: (file, part)))
+        self._wrap(os, "write", lambda file, data: (data, lambda part: (file, part)))
         self._wrap(os, "copy_file_range", lambda *args: (None, lambda part: args))
         self._wrap(os, "fsync", lambda *args: (None, lambda part: args))
         sys.addaudithook(self._see)

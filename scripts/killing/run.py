@@ -14,7 +14,7 @@ from random import Random
 
 from export_grok.errors import ExportGrokError
 from scripts.killing.moments import Happens, Moments
-from scripts.killing.work import Content, Work, content_of
+from scripts.killing.work import Content, Work
 
 __all__ = ["Broken", "Trial"]
 
@@ -53,13 +53,13 @@ class Trial:
         if work.before:
             work.begin(self._old)
             self._old_loads = work.loaded(self._old)
-        self._run_here(scratch / "warm")  # all is imported, and traced, before a process is split
+        self._run_here("warm")  # all is imported, and traced, before a process is split
         gc.collect()
         gc.freeze()  # what is here already is not looked at, and so not copied, by each process
         begun = time.monotonic()
-        out = self._run_here(scratch / "undisturbed")
+        out = self._run_here("undisturbed")
         self.seconds = time.monotonic() - begun
-        self._content, self._loads = content_of(out), work.loaded(out)
+        self._content, self._loads = work.content(out), work.loaded(out)
         self.moments = self._counted("killed")
         self.room = self._counted("full")
 
@@ -108,7 +108,7 @@ class Trial:
         if status:
             said = (self._scratch / "said").read_text()
             broken.faults.append(f"{when}: run again it ends with {status}: {said}")
-        elif (content := content_of(out)) != self._content:
+        elif (content := self.work.content(out)) != self._content:
             other = sorted(
                 name
                 for name in content.keys() | self._content.keys()
@@ -140,11 +140,12 @@ class Trial:
         out = self._scratch / name
         if self.work.before:
             shutil.copytree(self._old, out, symlinks=True)
+        else:
+            self.work.begin(out)
         return out
 
-    def _run_here(self, out: Path) -> Path:
-        if self.work.before:
-            shutil.copytree(self._old, out, symlinks=True)
+    def _run_here(self, name: str) -> Path:
+        out = self._begun(name)
         said = self._scratch / "said"
         if status := self.work.run(out, said):
             raise RuntimeError(f"{self.work.name} ends with {status}: {said.read_text()}")

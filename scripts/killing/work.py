@@ -35,7 +35,7 @@ class Work(ABC):
 
     Attributes:
         name: that the program knows it by.
-        command: words of the command line; OUT stands for the folder.
+        command: words of the command line; OUT stands for the folder, in paths below it too.
         before: words of a command that has written the folder before, if it was there.
     """
 
@@ -55,6 +55,10 @@ class Work(ABC):
         """Return what of the files of a whole folder loads before all are there."""
         return content
 
+    def content(self, folder: Path) -> Content:
+        """Return what must be in a folder, whatever happened on the way."""
+        return content_of(folder)
+
     def begin(self, out: Path) -> None:
         """Have the folder be as it is before the command."""
         if self.before:
@@ -71,7 +75,7 @@ class Work(ABC):
 
     @staticmethod
     def _run(words: Sequence[str], out: Path, said: Path | None) -> int:
-        filled = [str(out) if word == "OUT" else word for word in words]
+        filled = [f"{out}{word[3:]}" if word.split("/")[0] == "OUT" else word for word in words]
         with (
             open(said or os.devnull, "w") as errors,
             open(os.devnull, "w") as printed,

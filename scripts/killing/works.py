@@ -11,12 +11,15 @@ from export_grok.config import GrokConfig
 from export_grok.export.random_checkpoint import write_random_checkpoint
 from export_grok.export.weights_to.export import plan_export
 from export_grok.export.weights_to.options import WeightsOptions
+from scripts.killing.answers import OUT, Answers, write_demo_bundle, write_requests
 from scripts.killing.work import Bundles, Stores, Work
 
 __all__ = ["WORKS", "keep_traces", "made", "trace_file"]
 
 _BUILD = ("build-engine", "{checkpoint}", "--out", "OUT")
 _COPY = (*_BUILD, "--weights", "copy")
+_ASKED = ("{bundle}", "--jsonl", "{requests}", "--batch", "2", "--threads", "1")
+_ANSWER = ("generate", *_ASKED, "--out", f"OUT/{OUT}")
 
 # A command, and one that has written its folder before.
 WORKS: dict[str, tuple[type[Work], tuple[str, ...], tuple[str, ...]]] = {
@@ -30,21 +33,25 @@ WORKS: dict[str, tuple[type[Work], tuple[str, ...], tuple[str, ...]]] = {
         ("import", "{other}", "OUT"),
     ),
     "import-foreign": (Stores, ("import", "{foreign}", "OUT"), ()),
+    "answers": (Answers, _ANSWER, ()),
+    "answers-overwrite": (Answers, (*_ANSWER, "--overwrite"), (*_ANSWER, "--seed", "5")),
 }
 
 
-def made(name: str, checkpoint: Path, scratch: Path) -> Work:
+def made(name: str, checkpoint: Path, scratch: Path, bundle: Path | None = None) -> Work:
     """Return a command.
 
     Args:
         name: of it.
         checkpoint: that it reads.
-        scratch: folder for other weights of the same sizes, and for the same by other names.
+        scratch: folder for other weights of the same sizes, for the same by other names, and for
+            what else a command reads.
+        bundle: that answers requests; one of the demo is built if there is none.
     """
     kind, command, before = WORKS[name]
     places = {"checkpoint": checkpoint}
-    for place, write in (("other", _write_other), ("foreign", _write_foreign)):
-        places[place] = scratch / place
+    for place, write in _WRITTEN.items():
+        places[place] = bundle if bundle and place == "bundle" else scratch / place
         if f"{{{place}}}" in (*command, *before) and not places[place].exists():
             write(checkpoint, places[place])
     filled = [tuple(word.format(**places) for word in words) for words in (command, before)]
@@ -57,6 +64,14 @@ def _write_other(checkpoint: Path, out: Path) -> None:
 
 def _write_foreign(checkpoint: Path, out: Path) -> None:
     plan_export(checkpoint, out, WeightsOptions(to="hf")).folder.write()
+
+
+_WRITTEN: dict[str, Callable[[Path, Path], None]] = {
+    "other": _write_other,
+    "foreign": _write_foreign,
+    "bundle": write_demo_bundle,
+    "requests": write_requests,
+}
 
 
 def trace_file(kind: str, dtype: str, head: str, ranks: int) -> str:

@@ -18,6 +18,7 @@ from scripts.fuzzing import run
 from scripts.fuzzing.edits import edited_bytes, edited_json
 from scripts.fuzzing.files import Files, Odd, Placed
 from scripts.fuzzing.keep import keep, kept_files
+from scripts.fuzzing.line_edits import edited_lines
 from scripts.fuzzing.run import Findings, fuzzed
 from scripts.fuzzing.target import Case, Target
 from scripts.fuzzing.tripwire import Tripwire
@@ -169,7 +170,7 @@ def test_a_finding_is_kept_and_given_again(tmp_path: Path) -> None:
 
 def test_the_same_seed_gives_the_same_inputs() -> None:
     assert Case.of(1, 7) == Case.of(1, 7) != Case.of(2, 7)
-    for edit in (edited_bytes, edited_json):
+    for edit in (edited_bytes, edited_json, edited_lines):
         content = b'{"a": [1, 2, {"b": "c"}], "d": null}'
         made = [edit(content, Random(seed)) for seed in range(300)]
         assert made == [edit(content, Random(seed)) for seed in range(300)]

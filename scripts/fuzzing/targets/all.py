@@ -20,6 +20,8 @@ TARGETS = {
     "torch": "torch_file:TorchTarget",
     "tokenizer": "texts:TokenizerTarget",
     "tokens": "texts:TokensTarget",
+    "requests": "jsonl:RequestsTarget",
+    "results": "jsonl:ResultsTarget",
     "graph": "graphs:GraphTarget",
     "graphs": "graphs:GraphsTarget",
 }

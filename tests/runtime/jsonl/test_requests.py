@@ -123,6 +123,22 @@ def test_all_that_is_wrong_is_told_at_once_each_with_its_line(
         assert len(line) < 600
 
 
+def test_a_line_of_very_much_that_is_wrong_is_told_in_few_words(
+    model: ModelToLoad, tmp_path: Path
+) -> None:
+    path, many = tmp_path / "in.jsonl", {str(number): 1 for number in range(50_000)}
+    late = json.dumps(many).replace('"49998"', '"49999"')
+    lines = (json.dumps({"prompt": "a", "seed": [1] * 50_000}), json.dumps(many), late)
+    path.write_text("\n".join(lines))
+    _, long, unknown, twice = refusal(path, model)
+    assert long.startswith("  line 1: seed is [1, 1,")
+    assert long.endswith("1]; it must be a whole number from 0 to 2**64 - 1")
+    assert "unknown field '9'" in unknown
+    assert "; 49990 more unknown fields; it has neither" in unknown
+    assert twice == "  line 3: it is no JSON: '49999' stands there twice"
+    assert max(map(len, (long, unknown))) < 2000
+
+
 def test_of_very_many_wrong_lines_the_first_are_told_and_the_number_of_the_others(
     model: ModelToLoad, write: Write
 ) -> None:

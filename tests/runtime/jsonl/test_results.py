@@ -58,7 +58,7 @@ def test_answers_are_found_by_their_lines_and_written_in_order(tmp_path: Path) -
     content = written(path)
     results = Results(path, keys())
     results.read()
-    assert results.whole
+    assert not results.whole  # they are not in order
     assert (results.answers, results.errors, results.others) == (4, 1, 0)
     assert [number for number in range(6) if results.has(number)] == [1, 2, 3, 5]
     found = finish(path, out)
@@ -111,6 +111,15 @@ def test_answers_to_other_requests_are_not_taken(tmp_path: Path) -> None:
     results = Results(path, keys())
     results.read()
     assert (results.answers, results.others) == (0, 3)
+
+
+def test_a_line_in_another_encoding_is_no_answer(tmp_path: Path) -> None:
+    path = tmp_path / "part"
+    first, second, *_ = written(path).splitlines()
+    path.write_bytes(first + b"\n" + second.decode().encode("utf-16-be") + b"\n")
+    results = Results(path, keys())
+    results.read()
+    assert (results.answers, results.others) == (1, 1)
 
 
 def test_of_two_answers_to_one_line_the_last_one_counts(tmp_path: Path) -> None:

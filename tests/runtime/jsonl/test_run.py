@@ -183,7 +183,9 @@ def test_what_is_there_of_something_else_is_replaced_only_when_told_to(
     opened = made_up()
     path, other = write(REQUESTS), GenerationParams(max_new_tokens=6)
     content = unbroken.read_bytes()
-    for there in (content, b"precious\n", content[:-9], content + b"\n"):
+    shuffled = b"".join(sorted(content.splitlines(keepends=True), reverse=True))
+    spoilt = (content[:-9], content + b"\n", content[:9], content[:70], content * 2, shuffled)
+    for there in (content, b"precious\n", *spoilt):
         unbroken.write_bytes(there)
         params = other if there == content else DEFAULTS
         with pytest.raises(OutputError, match="--overwrite"):
@@ -201,6 +203,29 @@ def test_what_is_there_of_something_else_is_replaced_only_when_told_to(
     assert [answer["tokens"] for answer in answers(out)] != [
         json.loads(line)["tokens"] for line in content.splitlines()
     ]
+
+
+def test_links_between_the_files_lose_neither_answers_nor_requests(
+    unbroken: Path, model: ModelToLoad, write: Write, made_up: Opened
+) -> None:
+    opened = made_up()
+    path, part, content = write(REQUESTS), part_of(unbroken), unbroken.read_bytes()
+    for link, to in ((part, unbroken), (unbroken, part)):
+        if link == unbroken:
+            unbroken.rename(part)
+        link.symlink_to(to)
+        assert answer_file(model, path, unbroken, DEFAULTS).found == 20
+        assert unbroken.read_bytes() == content
+        link.unlink()
+    requests = path.read_bytes()
+    for link in (unbroken, part):
+        unbroken.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
+        link.symlink_to(path)
+        with pytest.raises(OutputError, match=f"{link} is the file of requests itself"):
+            answer_file(model, path, unbroken, DEFAULTS, overwrite=True)
+        assert path.read_bytes() == requests
+    assert not opened
 
 
 def test_an_answer_is_kept_while_its_line_is_as_it_was(
