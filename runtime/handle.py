@@ -1,5 +1,6 @@
 """A request that was submitted: its pieces as they come, its end, and the way to cancel it."""
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -137,16 +138,28 @@ class Handle:
 
     def pieces(self) -> Iterator[Piece]:
         """Yield every piece as it comes, to the one with the finish reason; raise nothing."""
-        number = 0
-        while True:
-            with self._changed:
-                while len(self._pieces) == number:
-                    self._changed.wait()
-                new = self._pieces[number:]
-            number += len(new)
-            yield from new
-            if new[-1].finish_reason is not None:
+        for number in itertools.count():
+            piece = self.piece(number)
+            if piece is None:
+                raise AssertionError("who waits without end gets a piece")
+            yield piece
+            if piece.finish_reason is not None:
                 return
+
+    def piece(self, number: int, timeout: float | None = None) -> Piece | None:
+        """Wait for a piece, one up to that with the finish reason, and return it.
+
+        Args:
+            number: of the piece, from 0.
+            timeout: seconds to wait; without end by default.
+
+        Returns:
+            The piece; None if it did not come in that time.
+        """
+        with self._changed:
+            if self._changed.wait_for(lambda: len(self._pieces) > number, timeout):
+                return self._pieces[number]
+        return None
 
     def put(
         self,
