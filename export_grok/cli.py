@@ -16,6 +16,7 @@ import click
 from export_grok import __version__
 from export_grok.commands.bench import bench
 from export_grok.commands.build_engine import build_engine
+from export_grok.commands.c_library import c_library
 from export_grok.commands.chat import chat
 from export_grok.commands.check import check
 from export_grok.commands.demo_checkpoint import demo_checkpoint
@@ -146,6 +147,7 @@ for command in (
     quantise_report,
     plant_fault,
     export_weights,
+    c_library,
     demo_checkpoint,
 ):
     cli.add_command(command)

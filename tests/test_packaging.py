@@ -188,7 +188,11 @@ def test_a_wheel_holds_the_library_and_none_of_its_sources(
     with zipfile.ZipFile(wheel_of(source_distribution, tmp_path)) as file:
         names = file.namelist()
     assert "export_grok/plugins/ort_kernels.native.so" in names
-    assert not [name for name in names if name.endswith((".cpp", ".h"))]
+    assert not [name for name in names if name.endswith(".cpp")]
+    # Those of the C library are compiled where it is installed.
+    headers = {name for name in names if name.endswith(".h")}
+    assert headers == {f"export_grok/{path}" for path in files_of("runtime/c_library/*.h")}
+    assert {f"export_grok/{path}" for path in files_of("runtime/c_library/*.c")} <= set(names)
 
 
 @pytest.mark.slow
