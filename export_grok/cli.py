@@ -29,6 +29,7 @@ from export_grok.commands.import_checkpoint import import_checkpoint
 from export_grok.commands.index import index
 from export_grok.commands.inspect import inspect
 from export_grok.commands.logits import logits
+from export_grok.commands.package import package
 from export_grok.commands.plant_fault import plant_fault
 from export_grok.commands.quantise_report import quantise_report
 from export_grok.commands.verify import verify
@@ -147,6 +148,7 @@ for command in (
     quantise_report,
     plant_fault,
     export_weights,
+    package,
     c_library,
     demo_checkpoint,
 ):

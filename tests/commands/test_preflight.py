@@ -46,6 +46,7 @@ WRITERS: dict[str, Arguments] = {
     "logits": lambda at: [at.demo, "--tokens", at.tokens, "--out", at.out],
     "plant-fault": lambda at: [at.demo, "exact_gelu", "--out", at.out],
     "demo-checkpoint": lambda at: [at.out],
+    "package": lambda at: [at.demo, "--triton", at.out],
 }
 COMPUTERS: dict[str, Arguments] = {
     "generate": lambda at: [at.demo, "--prompt", "The", "--max-new-tokens", 2],
@@ -56,7 +57,7 @@ COMPUTERS: dict[str, Arguments] = {
 }
 COMMANDS = WRITERS | COMPUTERS
 # Of other tests: what they write is theirs.
-ELSEWHERE = {"import", "check", "export-weights", "chat"}
+ELSEWHERE = {"import", "check", "export-weights", "chat", "c-library"}
 
 
 @pytest.fixture
@@ -120,7 +121,7 @@ def test_a_full_disk_is_told_with_both_figures_before_anything_is_written(
     assert list(at.out.parent.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", sorted({*COMMANDS} - {"index", "demo-checkpoint"}))
+@pytest.mark.parametrize("command", sorted({*COMMANDS} - {"index", "demo-checkpoint", "package"}))
 @pytest.mark.usefixtures("no_memory")
 def test_too_little_memory_is_told_with_both_figures_before_anything_is_done(
     command: str, at: Places, refused: Refused
