@@ -37,10 +37,12 @@ def test_the_extras_that_are_installed_exist() -> None:
         assert set(extras.split(",")) <= set(project["optional-dependencies"])
 
 
-def test_only_what_needs_the_real_weights_is_left_out() -> None:
+def test_only_what_needs_the_real_weights_or_a_server_is_left_out() -> None:
     left_out = [block for block in blocks(README) if not block.run]
-    assert len(left_out) == 2
-    assert all("checkpoints" in block.text for block in left_out)
+    assert len(left_out) == 4
+    real = [block for block in left_out if "checkpoints" in block.text]
+    server = [block for block in left_out if "localhost:8000" in block.text]
+    assert (len(real), len(server)) == (2, 2)
 
 
 def test_commands_run_in_their_order(tmp_path: Path) -> None:
