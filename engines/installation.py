@@ -27,6 +27,8 @@ EXTRAS = {
     "gpu": "engines on NVIDIA GPUs",
     "plot": "figures of bench and quantise-report",
     "verify": "holding engines to the model",
+    "metrics": "what Prometheus reads of a model",
+    "c-library": "the library for C and C++",
 }
 
 
