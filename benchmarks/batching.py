@@ -2,7 +2,7 @@
 
     python benchmarks/batching.py DIR --report docs/serving.md [--rounds 7] [--json FILE]
 
-DIR takes 13 GB: the demo model, a random layer of Grok-1 in full size, and their engines, made
+DIR takes 9 GB: the demo model, a random layer of Grok-1 in full size, and their engines, made
 once. Three things are measured, each with its settings by turns, round by round:
 
 - the demo model answers the same number of requests with 1, 2, 4 and 8 rows;
@@ -11,7 +11,7 @@ once. Three things are measured, each with its settings by turns, round by round
   their answers, how long those wait for their next token, and how long a short prompt waits that
   comes while a long one is brought.
 
-It takes some 20 minutes on 2 cores. Measure on a machine that does nothing else.
+It takes a quarter of an hour on 2 cores. Measure on a machine that does nothing else.
 """
 
 import dataclasses

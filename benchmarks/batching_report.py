@@ -33,7 +33,7 @@ turns, with the range behind them; ratios are medians of the rounds' ratios.
 BELOW = """\
 The demo model is so small that it lies in the processor's cache: what rows share there is the time
 between its sums. A layer of full size (with the head, in int8) is what a Grok-1 on a CPU is made
-of. Its experts were counted by running its graph with them as outputs. Again, with 13 GB of disk:
+of. Its experts were counted by running its graph with them as outputs. Again, with 9 GB of disk:
 
     pip install -c constraints.txt -e ".[export,onnxruntime,plot]"
     python benchmarks/batching.py DIR --report docs/serving.md"""
