@@ -26,7 +26,7 @@ static void cancel_after(eg_model model, int pieces)
         CHECK(eg_next(request, -1, &piece) == EG_OK && piece.finish == EG_GOES_ON);
     CHECK(eg_cancel(request) == EG_OK);
     while ((status = eg_next(request, -1, &piece)) == EG_OK)
-        CHECK(piece.finish == EG_GOES_ON || piece.finish == EG_CANCELLED);
+        CHECK(piece.finish != EG_FAILED); /* it may have ended before it was cancelled */
     CHECK(status == EG_END && piece.text == NULL);
     CHECK(eg_release(request) == EG_OK);
 }
