@@ -5,10 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-import numpy as np
-
 from export_grok.artifacts import Bundle, open_bundle
-from export_grok.engines.arguments import check_vocabulary
 from export_grok.engines.demand import Demand
 from export_grok.errors import BundleError, ExportGrokError, RequestError
 from export_grok.needs import OnNeeds
@@ -22,11 +19,11 @@ from export_grok.runtime.needs import session_needs
 from export_grok.runtime.observer import Load, Observer, Observers, Usage
 from export_grok.runtime.open import open_session
 from export_grok.runtime.params import GenerationParams
-from export_grok.runtime.request import Request, check_room
+from export_grok.runtime.request import Request, request_of
 from export_grok.runtime.text.tokenizer import Tokenizer, tokenizer_of
 from export_grok.runtime.work import Work
 
-__all__ = ["Model", "Prompt", "load"]
+__all__ = ["BATCH", "Model", "Prompt", "load"]
 
 Prompt = str | Sequence[int]
 
@@ -48,7 +45,8 @@ def load(
     max_waiting: int = 64,
     max_waiting_tokens: int | None = None,
     observers: Sequence[Observer] = (),
-    demand: Demand | None = None,
+    prefill: int | None = None,
+    decode: int = 0,
     on_needs: OnNeeds = lambda needs: None,
 ) -> "Model":
     """Return the model of a bundle, loaded; close it, or use it as a context manager.
@@ -67,7 +65,8 @@ def load(
         max_waiting: requests that may wait for a row; more are refused.
         max_waiting_tokens: tokens of their prompts together; any number by default.
         observers: of all that happens: metrics, logs.
-        demand: what it will be asked, for the needs; by default full rows.
+        prefill: longest prompt that it will be asked, for the needs; by default a full row.
+        decode: longest answer, for the needs.
         on_needs: gets what that needs at the most, before anything is loaded.
 
     Raises:
@@ -86,11 +85,14 @@ def load(
     limits = Limits(
         batch=rows, chunk=chunk, max_waiting=max_waiting, max_waiting_tokens=max_waiting_tokens
     )
-    if demand is None:
-        share = max(1, chunk // rows)  # a chunk is of all rows together
-        demand = Demand(
-            batch=rows, max_length=length, prefill=length - 1, chunk=share, threads=threads
-        )
+    demand = Demand(
+        batch=rows,
+        max_length=length,
+        prefill=length - 1 if prefill is None else prefill,
+        decode=decode,
+        chunk=max(1, chunk // rows),  # a chunk is of all rows together
+        threads=threads,
+    )
     on_needs(session_needs(bundle, demand, tensor_parallel=tensor_parallel))
     observer = Observers(observers)
     engine = EngineThread(
@@ -255,15 +257,10 @@ class Model:
                 f"a prompt is {prompt}, a single token; give texts, or a sequence of ids for each"
             )
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        request = Request(
-            prompt=tuple(int(token) for token in tokens),
-            sampling=params,
-            max_new_tokens=params.max_new_tokens,
-            stop=frozenset() if params.ignore_eos else frozenset({self.config.eos_token}),
+        known = self.config if self._tokenizer is None else self._tokenizer
+        request = request_of(
+            tokens, params, self.config, known=known.vocab_size, max_length=self.max_length
         )
-        check_vocabulary(self.config, np.array(request.prompt))
-        params.check_vocabulary(self.config.vocab_size)
-        check_room(request, self.max_length)
         if params.stop and self._tokenizer is None:
             raise BundleError(
                 f"{self.bundle.folder} has no tokenizer.model, so its answers have no text for "

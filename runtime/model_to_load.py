@@ -5,19 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from export_grok.artifacts import Bundle, read_bundle
-from export_grok.engines.demand import Demand
 from export_grok.errors import RequestError
 from export_grok.needs import OnNeeds
-from export_grok.runtime.batching.batch import CHUNK
-from export_grok.runtime.model import Model, load
+from export_grok.runtime.model import BATCH, Model, load
 from export_grok.runtime.params import GenerationParams
-from export_grok.runtime.request import Request, check_room
+from export_grok.runtime.request import request_of
 from export_grok.runtime.text.tokenizer import Tokenizer, tokenizer_of
 
 __all__ = ["ModelToLoad", "Reach"]
-
-# Rows that run at once if nobody says how many.
-BATCH = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,22 +92,24 @@ class ModelToLoad:
         Raises:
             RequestError: the prompt is empty, does not fit, or an id is outside the vocabulary.
         """
-        request = Request(
-            prompt=tuple(prompt), sampling=params, max_new_tokens=params.max_new_tokens
+        request = request_of(
+            prompt,
+            params,
+            self.bundle.config,
+            known=self.tokenizer.vocab_size,
+            max_length=self.max_length,
+            name=name,
         )
-        known = self.tokenizer.vocab_size
-        bad = next((token for token in prompt if not 0 <= token < known), None)
-        if bad is not None:
-            raise RequestError(f"{name} has token id {bad}; this model knows 0 to {known - 1}")
-        check_room(request, self.max_length, name=name)
-        params.check_vocabulary(self.bundle.config.vocab_size)
         return Reach(prompt=len(prompt), whole=len(prompt) + request.limit(self.max_length))
 
     def batch(self, asked: int | None, requests: int) -> int:
-        """Return the rows for so many requests: those asked for, else 8 or as few as will do."""
+        """Return the rows for so many requests: those asked for, else 8 or as few as will do.
+
+        Plans are for one number of rows.
+        """
         if asked is not None:
             return asked
-        return max(1, min(requests, self.bundle.sizes.get("batch", BATCH), BATCH))
+        return self.bundle.sizes.get("batch") or max(1, min(requests, BATCH))
 
     def load(self, reach: Reach, *, batch: int, max_waiting: int, on_needs: OnNeeds) -> Model:
         """Return the model, loaded with a cache no longer than requests reach.
@@ -136,13 +133,7 @@ class ModelToLoad:
             tensor_parallel=self.tensor_parallel,
             weights_root=self.weights_root,
             max_waiting=max_waiting,
-            demand=Demand(
-                batch=batch,
-                max_length=reach.whole,
-                prefill=reach.prompt,
-                decode=reach.whole - reach.prompt,
-                chunk=CHUNK,
-                threads=self.threads,
-            ),
+            prefill=reach.prompt,
+            decode=reach.whole - reach.prompt,
             on_needs=on_needs,
         )

@@ -1,11 +1,13 @@
 """What is asked for, in tokens: a prompt and how to continue it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from export_grok.config import GrokConfig
 from export_grok.errors import RequestError
-from export_grok.runtime.params import SamplingParams
+from export_grok.runtime.params import GenerationParams, SamplingParams
 
-__all__ = ["Request", "check_room"]
+__all__ = ["Request", "check_room", "request_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,42 @@ class Request:
         """Return how long the answer may be in a cache of `max_length` tokens."""
         room = max_length - len(self.prompt)
         return room if self.max_new_tokens is None else min(room, self.max_new_tokens)
+
+
+def request_of(
+    prompt: Sequence[int],
+    params: GenerationParams,
+    config: GrokConfig,
+    *,
+    known: int,
+    max_length: int,
+    name: str = "the prompt",
+) -> Request:
+    """Return a request, held to the model that is to answer it.
+
+    Args:
+        prompt: token ids.
+        params: how to continue it.
+        config: of the model.
+        known: ids that there are, of the model or of its tokenizer.
+        max_length: tokens of a row of the cache.
+        name: of the prompt, for messages.
+
+    Raises:
+        RequestError: the prompt is empty or does not fit, or an id is outside the vocabulary.
+    """
+    request = Request(
+        prompt=tuple(map(int, prompt)),
+        sampling=params,
+        max_new_tokens=params.max_new_tokens,
+        stop=frozenset() if params.ignore_eos else frozenset({config.eos_token}),
+    )
+    bad = next((token for token in request.prompt if not 0 <= token < known), None)
+    if bad is not None:
+        raise RequestError(f"{name} has token id {bad}; this model knows 0 to {known - 1}")
+    params.check_vocabulary(config.vocab_size)
+    check_room(request, max_length, name=name)
+    return request
 
 
 def check_room(request: Request, max_length: int, *, name: str = "the prompt") -> None:

@@ -16,11 +16,6 @@ from tests.bundles import BundleOf
 from tests.runtime.fake_session import FakeSession
 
 
-@pytest.fixture
-def demo(bundle_of: BundleOf) -> Bundle:
-    return bundle_of("demo")
-
-
 def test_a_request_reaches_to_the_end_of_its_longest_answer(demo: Bundle) -> None:
     model = ModelToLoad.of(demo.folder, max_length=100)
     for made, whole in ((4, 7), (97, 100), (98, 100), (None, 100)):
@@ -67,6 +62,7 @@ def test_rows_are_those_asked_for_else_no_more_than_needed_or_built_for(demo: Bu
     engine = {**demo.manifest.engine, "sizes": {"batch": 4, "max_length": 100}}
     built = dataclasses.replace(demo, manifest=dataclasses.replace(demo.manifest, engine=engine))
     assert dataclasses.replace(model, bundle=built).batch(None, 99) == 4
+    assert dataclasses.replace(model, bundle=built).batch(None, 1) == 4  # plans take no fewer
 
 
 def test_the_cache_is_no_longer_than_the_longest_request(
