@@ -45,7 +45,6 @@ class Work:
         self._started: float | None = None
         self._first: float | None = None
         self._latest = self._submitted
-        self._made = 0
         self._ready: list[Piece] = []
         self._error: ExportGrokError | None = None
         self._reason: FinishReason | None = None
@@ -81,7 +80,6 @@ class Work:
         observer.token(self.handle.id, seconds=now - self._latest, first=self._first is None)
         self._first = self._first or now
         self._latest = now
-        self._made += 1
         if token.logprobs is not None:
             self._logprobs.append(token.logprobs)
         text = self._text.push(token.token) if self._text is not None else ""
@@ -118,7 +116,7 @@ class Work:
         return Usage(
             prompt_tokens=len(self.answer.request.prompt),
             cached_tokens=self.answer.cached,
-            new_tokens=self._made,
+            new_tokens=self.answer.made,
             waited_seconds=started - self._submitted,
             first_token_seconds=first - self._submitted,
             decode_seconds=self._latest - first,

@@ -9,15 +9,9 @@ from numpy.typing import NDArray
 from export_grok.artifacts import Bundle
 from export_grok.errors import RequestError
 from export_grok.runtime import GenerationParams
-from tests.bundles import BundleOf
 from tests.runtime.fake_model import StoppedSession, model_of, session_of
 
 SHORT = GenerationParams(max_new_tokens=4, ignore_eos=True)
-
-
-@pytest.fixture
-def demo(bundle_of: BundleOf) -> Bundle:
-    return bundle_of("demo")
 
 
 def test_a_turn_computes_only_what_is_new(demo: Bundle) -> None:

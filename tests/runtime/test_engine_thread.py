@@ -22,24 +22,11 @@ from export_grok.runtime import GenerationParams, Piece
 from export_grok.runtime.admission import Limits
 from export_grok.runtime.engine_thread import EngineThread
 from export_grok.runtime.observer import Observers
-from tests.bundles import BundleOf
 from tests.runtime.fake_model import StoppedSession, model_of, session_of
 from tests.runtime.fake_session import broken_after
 
 SHORT = GenerationParams(max_new_tokens=6, ignore_eos=True)
 LONG = GenerationParams(ignore_eos=True)
-
-
-@pytest.fixture
-def demo(bundle_of: BundleOf) -> Bundle:
-    return bundle_of("demo")
-
-
-@pytest.fixture
-def stopped(demo: Bundle) -> Iterator[StoppedSession]:
-    session = StoppedSession(demo.config, batch=2, max_length=64)
-    yield session
-    session.let_all()
 
 
 # Many at once.

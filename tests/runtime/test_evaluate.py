@@ -21,11 +21,6 @@ TEXT = "In the beginning was the word: 1984 times, and 日本語 too.\n" * 9
 
 
 @pytest.fixture
-def demo(bundle_of: BundleOf) -> Bundle:
-    return bundle_of("demo")
-
-
-@pytest.fixture
 def text(tmp_path: Path) -> Path:
     path = tmp_path / "text.txt"
     path.write_text(TEXT, encoding="utf-8")

@@ -2,7 +2,7 @@
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +24,6 @@ from tests.runtime.fake_model import StoppedSession, model_of, session_of
 PROMPTS = ["The lamp", "On the second night the wind", "é"]
 SHORT = GenerationParams(max_new_tokens=6, ignore_eos=True)
 LONG = GenerationParams(ignore_eos=True)
-
-
-@pytest.fixture
-def demo(bundle_of: BundleOf) -> Bundle:
-    return bundle_of("demo")
-
-
-@pytest.fixture
-def stopped(demo: Bundle) -> Iterator[StoppedSession]:
-    session = StoppedSession(demo.config, batch=2, max_length=64)
-    yield session
-    session.let_all()
 
 
 def saying(bundle: Bundle, answer: Sequence[int]) -> Callable[..., NDArray[np.float32]]:

@@ -17,11 +17,6 @@ from tests.bundles import BundleOf, checkpoint_copy
 SHORT = GenerationParams(max_new_tokens=4)
 
 
-@pytest.fixture
-def demo(bundle_of: BundleOf) -> Bundle:
-    return bundle_of("demo")
-
-
 def test_a_bundle_without_a_tokenizer_is_told_so(bundle_of: BundleOf) -> None:
     with pytest.raises(BundleError, match=r"has no tokenizer\.model"):
         tokenizer_of(bundle_of("tiny"))
